@@ -1,1 +1,13 @@
-//! x
+//! Pilotfish picks the engine, Envoy moves the bytes.
+
+pub mod decision;
+pub mod document;
+pub mod index;
+pub mod metrics;
+pub mod plugins;
+pub mod prompt;
+pub mod refusal;
+pub mod route;
+pub mod schedule;
+pub mod state;
+pub mod usage;

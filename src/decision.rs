@@ -1,0 +1,266 @@
+//! The one record of a decision: written while the request is served, read by debug, log, metrics and explain alike.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::refusal::Reason;
+use crate::schedule::Profile;
+use crate::state::reservation::Role;
+use crate::usage::Usage;
+
+/// Bytes of a client's string that a record keeps.
+const CLIENT_STRING: usize = 128;
+/// Records the ring keeps.
+pub const RING: usize = 1_024;
+
+/// Where the token counts of a response came from, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum UsageSource {
+    /// Envoy's own usage filter, in the response trailers.
+    Trailers,
+    /// Our scanner over the response body.
+    Scanner,
+    /// Envoy's access log.
+    AccessLog,
+    /// Nobody said: from the size of the response, or from what requests of this pool usually produce.
+    Estimate,
+}
+
+impl UsageSource {
+    /// Every source.
+    pub const ALL: [UsageSource; 4] =
+        [UsageSource::Trailers, UsageSource::Scanner, UsageSource::AccessLog, UsageSource::Estimate];
+
+    /// The name in metrics and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            UsageSource::Trailers => "trailers",
+            UsageSource::Scanner => "scanner",
+            UsageSource::AccessLog => "access_log",
+            UsageSource::Estimate => "estimate",
+        }
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Outcome {
+    /// Still running.
+    #[default]
+    Open,
+    /// The whole response passed.
+    Complete,
+    /// Answered by the picker.
+    Refused(Reason),
+    /// The response broke off after it had begun.
+    Broken,
+    /// The stream ended before any response.
+    Aborted,
+    /// The engine, or Envoy in its place, answered an error.
+    Failed,
+    /// The stream ended and nothing said how.
+    Ended,
+}
+
+impl Outcome {
+    /// The name in JSON; a refusal is named by its reason.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Open => "open",
+            Outcome::Complete => "complete",
+            Outcome::Refused(reason) => reason.name(),
+            Outcome::Broken => "broken",
+            Outcome::Aborted => "aborted",
+            Outcome::Failed => "failed",
+            Outcome::Ended => "ended",
+        }
+    }
+}
+
+/// The filter that dropped a candidate.
+#[derive(Clone, Copy, Debug)]
+pub struct FilteredBy {
+    /// Index into the profile's filters.
+    pub filter: u16,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// One candidate of a cycle.
+#[derive(Clone, Debug)]
+pub struct CandidateRow {
+    /// `ip:port`.
+    pub endpoint: Arc<str>,
+    /// The filter that dropped it, if one did.
+    pub filtered_by: Option<FilteredBy>,
+    /// Scores as given, one a scorer; NaN = abstained.
+    pub raw: SmallVec<[f32; 4]>,
+    /// Scores as used.
+    pub used: SmallVec<[f32; 4]>,
+    /// The weighted sum.
+    pub total: f32,
+}
+
+/// The cycle of one leg.
+#[derive(Clone, Debug)]
+pub struct LegRecord {
+    /// What the leg is for.
+    pub role: Role,
+    /// The profile that ran; names of filters and scorers are read from it.
+    pub profile: Arc<Profile>,
+    /// Endpoints of the pool.
+    pub candidates_total: u32,
+    /// Whether `rows` holds them all.
+    pub complete: bool,
+    /// Candidates, the picked first.
+    pub rows: Vec<CandidateRow>,
+    /// `ip:port`, best first.
+    pub picked: SmallVec<[Arc<str>; 3]>,
+    /// Prompt tokens booked as prefill.
+    pub reserved_prefill: u64,
+    /// Output tokens booked as decode.
+    pub reserved_decode: u64,
+}
+
+/// How long each stage of a request took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stages {
+    /// Headers in to last body byte in.
+    pub receive: Duration,
+    /// Decoding and parsing the body.
+    pub parse: Duration,
+    /// Matching the route.
+    pub route: Duration,
+    /// Hashing the prompt.
+    pub prompt: Duration,
+    /// Filtering, scoring, picking, reserving.
+    pub schedule: Duration,
+    /// Last body byte in to reply out, without waiting.
+    pub decision: Duration,
+    /// Reply out to first body byte back; zero if unknown.
+    pub first_token: Option<Duration>,
+    /// Headers in to end of stream.
+    pub total: Duration,
+}
+
+/// One decision.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Unique to the stream.
+    pub id: Box<str>,
+    /// `x-request-id`, for people only: it can be forged and repeated.
+    pub request_id: Box<str>,
+    /// When the request headers came in.
+    pub time: SystemTime,
+    /// The client's model name.
+    pub model: Box<str>,
+    /// The name the engine sees.
+    pub target_model: Option<Arc<str>>,
+    /// `namespace/name`.
+    pub pool: Option<Arc<str>>,
+    /// The ModelRoute, `namespace/name`.
+    pub route: Option<Arc<str>>,
+    /// Which rung of the cache ladder informed the pick.
+    pub rung: &'static str,
+    /// Prompt tokens, counted or estimated.
+    pub prompt_tokens: u64,
+    /// Cycles.
+    pub legs: SmallVec<[LegRecord; 1]>,
+    /// Prompt tokens believed cached at the choice.
+    pub predicted_cached_tokens: u64,
+    /// Prompt tokens the engine reported as cached.
+    pub reported_cached_tokens: Option<u64>,
+    /// Token counts and where they came from.
+    pub usage: Option<(Usage, UsageSource)>,
+    /// The endpoint that served, if known.
+    pub served: Option<Arc<str>>,
+    /// Attempts of Envoy, 0 if unknown.
+    pub attempts: u32,
+    /// Response status, 0 if unknown.
+    pub status: u16,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Durations.
+    pub stages: Stages,
+}
+
+impl Record {
+    /// A record of a request that has just begun.
+    pub fn begin(id: Box<str>, request_id: &str) -> Self {
+        Self {
+            id,
+            request_id: cut(request_id),
+            time: SystemTime::now(),
+            model: Box::default(),
+            target_model: None,
+            pool: None,
+            route: None,
+            rung: "load",
+            prompt_tokens: 0,
+            legs: SmallVec::new(),
+            predicted_cached_tokens: 0,
+            reported_cached_tokens: None,
+            usage: None,
+            served: None,
+            attempts: 0,
+            status: 0,
+            outcome: Outcome::Open,
+            stages: Stages::default(),
+        }
+    }
+}
+
+/// A client's string, cut to 128 bytes at a character boundary.
+pub fn cut(text: &str) -> Box<str> {
+    text[..text.floor_char_boundary(CLIENT_STRING)].into()
+}
+
+/// The last records, oldest first.
+#[derive(Debug, Default)]
+pub struct Ring {
+    records: Mutex<VecDeque<Arc<Record>>>,
+}
+
+impl Ring {
+    /// Moves a finished record in.
+    pub fn push(&self, record: Arc<Record>) {
+        let mut records = self.records.lock();
+        let evicted = if records.len() == RING { records.pop_front() } else { None };
+        records.push_back(record);
+        drop(records);
+        drop(evicted);
+    }
+
+    /// Up to `limit` records that satisfy `wanted`, newest first.
+    pub fn find(&self, limit: usize, wanted: impl Fn(&Record) -> bool) -> Vec<Arc<Record>> {
+        self.records.lock().iter().rev().filter(|record| wanted(record)).take(limit).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_strings_are_cut_between_characters() {
+        assert_eq!(&*cut("abc"), "abc");
+        assert_eq!(cut(&"é".repeat(100)).len(), 128);
+        assert_eq!(cut(&format!("x{}", "é".repeat(100))).len(), 127);
+    }
+
+    #[test]
+    fn the_ring_keeps_the_newest() {
+        let ring = Ring::default();
+        for n in 0..RING + 3 {
+            ring.push(Arc::new(Record::begin(n.to_string().into(), "")));
+        }
+        let found = ring.find(2, |_| true);
+        assert_eq!((&*found[0].id, &*found[1].id), ("1026", "1025"));
+        assert_eq!(ring.find(10, |r| &*r.id == "2").len(), 0);
+        assert_eq!(ring.find(10, |r| &*r.id == "3").len(), 1);
+    }
+}

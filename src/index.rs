@@ -1,0 +1,5 @@
+//! Who holds which prompt blocks.
+
+pub mod approximate;
+
+pub use approximate::ApproximateIndex;

@@ -1,0 +1,259 @@
+//! Turns the counters into series at the moment of a scrape.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use super::{Degraded, Metrics, Stage};
+use crate::decision::UsageSource;
+use crate::state::endpoint::Booked;
+use crate::state::health::State;
+use crate::state::pool::{BrokenCause, Pool};
+use crate::state::signals::{Millis, SignalKind};
+use crate::state::{Snapshot, Store};
+
+/// The pool label of requests that reached none.
+const NO_POOL: &str = "";
+
+/// The registry that `/metrics` encodes.
+pub fn registry(metrics: Arc<Metrics>, store: Arc<Store>) -> Registry {
+    let mut registry = Registry::with_prefix("pilotfish");
+    registry.register_collector(Box::new(StateCollector { metrics, store }));
+    registry
+}
+
+#[derive(Debug)]
+struct StateCollector {
+    metrics: Arc<Metrics>,
+    store: Arc<Store>,
+}
+
+impl Collector for StateCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let snapshot = self.store.load_full();
+        requests(&mut encoder, &self.metrics, &snapshot)?;
+        timings(&mut encoder, &self.metrics, &snapshot)?;
+        endpoints(&mut encoder, &snapshot)?;
+        bookings(&mut encoder, &snapshot)?;
+        tokens(&mut encoder, &snapshot)?;
+        process(&mut encoder, &self.metrics)
+    }
+}
+
+/// One family: its descriptor, then its series.
+struct Family<'a>(MetricEncoder<'a>);
+
+impl<'a> Family<'a> {
+    fn new(
+        encoder: &'a mut DescriptorEncoder<'_>,
+        name: &'a str,
+        help: &'a str,
+        kind: MetricType,
+    ) -> Result<Self, fmt::Error> {
+        encoder.encode_descriptor(name, help, None, kind).map(Self)
+    }
+
+    fn counter<const N: usize>(&mut self, labels: [(&str, &str); N], value: u64) -> fmt::Result {
+        ConstCounter::new(value).encode(self.0.encode_family(&labels)?)
+    }
+
+    fn gauge<const N: usize>(&mut self, labels: [(&str, &str); N], value: f64) -> fmt::Result {
+        ConstGauge::new(value).encode(self.0.encode_family(&labels)?)
+    }
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn requests(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics, snapshot: &Snapshot) -> fmt::Result {
+    let help = "Requests by what they were answered; reason is `served` where an engine was reached, and code 0 unknown";
+    let mut family = Family::new(encoder, "requests", help, MetricType::Counter)?;
+    for (reason, n) in metrics.refused.read() {
+        family.counter(
+            [("pool", NO_POOL), ("code", &reason.status().to_string()), ("reason", reason.name())],
+            n,
+        )?;
+    }
+    if get(&metrics.answered) > 0 {
+        family
+            .counter([("pool", NO_POOL), ("code", "200"), ("reason", "answered")], get(&metrics.answered))?;
+    }
+    for pool in &snapshot.pools {
+        let counted = &pool.memory.metrics;
+        for (status, n) in counted.served.read() {
+            let code = if status == 100 { "0".to_owned() } else { status.to_string() };
+            family.counter([("pool", &*pool.label), ("code", &*code), ("reason", "served")], n)?;
+        }
+        for (reason, n) in counted.refused.read() {
+            let code = reason.status().to_string();
+            family.counter([("pool", &*pool.label), ("code", &*code), ("reason", reason.name())], n)?;
+        }
+    }
+    let help = "Times an endpoint was the choice of a decision";
+    let mut family = Family::new(encoder, "picks", help, MetricType::Counter)?;
+    for (pool, member) in members(snapshot) {
+        family.counter(
+            [("pool", &*pool.label), ("endpoint", &*member.endpoint.destination)],
+            get(&member.picks),
+        )?;
+    }
+    let help = "Responses that ended before they were complete, by cause";
+    let mut family = Family::new(encoder, "broken_streams", help, MetricType::Counter)?;
+    for (pool, member) in members(snapshot) {
+        for cause in BrokenCause::ALL {
+            let n = get(&member.broken[cause as usize]);
+            if n > 0 {
+                let endpoint = &*member.endpoint.destination;
+                family
+                    .counter([("pool", &*pool.label), ("endpoint", endpoint), ("cause", cause.name())], n)?;
+            }
+        }
+    }
+    let help = "Cycles in which a filter was ignored because it would have left no endpoint";
+    let mut family = Family::new(encoder, "filters_ignored", help, MetricType::Counter)?;
+    for pool in &snapshot.pools {
+        family.counter([("pool", &*pool.label)], get(&pool.memory.metrics.filters_ignored))?;
+    }
+    Ok(())
+}
+
+fn timings(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics, snapshot: &Snapshot) -> fmt::Result {
+    let help = "Last body byte in to reply out, without time queued or in a prefill leg";
+    metrics.decision.encode(encoder.encode_descriptor(
+        "decision_seconds",
+        help,
+        None,
+        MetricType::Histogram,
+    )?)?;
+    let help = "Time spent in each stage of a request";
+    let mut family = Family::new(encoder, "stage_seconds", help, MetricType::Histogram)?;
+    for stage in Stage::ALL {
+        metrics.stages[stage as usize].encode(family.0.encode_family(&[("stage", stage.name())])?)?;
+    }
+    let help = "Reply to Envoy until the first response body byte, where somebody saw it";
+    let mut family = Family::new(encoder, "time_to_first_token_seconds", help, MetricType::Histogram)?;
+    for pool in &snapshot.pools {
+        let histogram = &pool.memory.metrics.time_to_first_token;
+        histogram.encode(family.0.encode_family(&[("pool", &*pool.label)])?)?;
+    }
+    Ok(())
+}
+
+fn endpoints(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let mut family = Family::new(encoder, "endpoints", "Endpoints of a pool by state", MetricType::Gauge)?;
+    for pool in &snapshot.pools {
+        for state in State::ALL {
+            let n = pool.members.iter().filter(|member| member.endpoint.health.state() == state).count();
+            family.gauge([("pool", &*pool.label), ("state", state.name())], n as f64)?;
+        }
+    }
+    let now = Millis::now();
+    let help = "Age of the oldest value of a signal among the pool's endpoints that ever gave it";
+    let mut family = Family::new(encoder, "signal_age_seconds", help, MetricType::Gauge)?;
+    for pool in &snapshot.pools {
+        for &kind in SignalKind::ALL {
+            let ages =
+                pool.members.iter().filter_map(|m| m.endpoint.signals.last(kind, now)).map(|(_, age)| age);
+            if let Some(age) = ages.max() {
+                family.gauge([("pool", &*pool.label), ("signal", kind.name())], age.as_secs_f64())?;
+            }
+        }
+    }
+    let help = "Endpoints of a pool whose signal is unknown or older than 2 s";
+    let mut family = Family::new(encoder, "signal_unknown_endpoints", help, MetricType::Gauge)?;
+    for pool in &snapshot.pools {
+        for kind in [SignalKind::Running, SignalKind::Waiting, SignalKind::KvUsage] {
+            let unknown = |m: &&Arc<crate::state::Member>| {
+                m.endpoint.signals.fresh(kind, now, Duration::from_secs(2)).is_none()
+            };
+            let n = pool.members.iter().filter(unknown).count();
+            family.gauge([("pool", &*pool.label), ("signal", kind.name())], n as f64)?;
+        }
+    }
+    Ok(())
+}
+
+fn bookings(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let help = "Requests booked on an endpoint";
+    let mut family = Family::new(encoder, "reserved_requests", help, MetricType::Gauge)?;
+    for (pool, member) in members(snapshot) {
+        let labels = [("pool", &*pool.label), ("endpoint", &*member.endpoint.destination)];
+        family.gauge(labels, member.booked.read().0 as f64)?;
+    }
+    let help = "Tokens booked on an endpoint by phase";
+    let mut family = Family::new(encoder, "reserved_tokens", help, MetricType::Gauge)?;
+    let phases: [(&str, fn(&Booked) -> u64); 2] = [("prefill", |b| b.read().1), ("decode", |b| b.read().2)];
+    for (pool, member) in members(snapshot) {
+        for (phase, read) in phases {
+            let labels =
+                [("pool", &*pool.label), ("endpoint", &*member.endpoint.destination), ("phase", phase)];
+            family.gauge(labels, read(&member.booked) as f64)?;
+        }
+    }
+    Ok(())
+}
+
+fn tokens(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let help = "Settled requests by where their token counts came from";
+    let mut family = Family::new(encoder, "usage", help, MetricType::Counter)?;
+    for source in UsageSource::ALL {
+        let n = snapshot.pools.iter().map(|pool| get(&pool.memory.metrics.usage[source as usize])).sum();
+        family.counter([("source", source.name())], n)?;
+    }
+    let help = "Tokens of settled requests";
+    let mut family = Family::new(encoder, "tokens", help, MetricType::Counter)?;
+    for pool in &snapshot.pools {
+        let counted = &pool.memory.metrics;
+        for (kind, n) in [
+            ("prompt", &counted.prompt_tokens),
+            ("output", &counted.output_tokens),
+            ("cached", &counted.cached_tokens),
+        ] {
+            family.counter([("pool", &*pool.label), ("kind", kind)], get(n))?;
+        }
+    }
+    let help = "Prompt tokens that picks believed cached";
+    let mut family = Family::new(encoder, "predicted_cached_tokens", help, MetricType::Counter)?;
+    for endpoint in &snapshot.endpoints {
+        family.counter([("endpoint", &*endpoint.destination)], get(&endpoint.predicted_cached_tokens))?;
+    }
+    let help = "Prompt tokens that engines reported as cached";
+    let mut family = Family::new(encoder, "reported_cached_tokens", help, MetricType::Counter)?;
+    for endpoint in &snapshot.endpoints {
+        family.counter([("endpoint", &*endpoint.destination)], get(&endpoint.reported_cached_tokens))?;
+    }
+    Ok(())
+}
+
+fn process(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics) -> fmt::Result {
+    let help = "1 while something works less well than configured";
+    let mut family = Family::new(encoder, "degraded", help, MetricType::Gauge)?;
+    for source in Degraded::ALL {
+        family.gauge([("source", source.name())], f64::from(u8::from(metrics.is_degraded(source))))?;
+    }
+    let help = "Request bytes held while their decision is open";
+    let mut family = Family::new(encoder, "buffered_bytes", help, MetricType::Gauge)?;
+    family.gauge([], metrics.buffered_bytes.load(Ordering::Relaxed).max(0) as f64)?;
+    let mut family = Family::new(encoder, "streams", "Open ext_proc streams", MetricType::Gauge)?;
+    family.gauge([], metrics.streams.load(Ordering::Relaxed).max(0) as f64)?;
+    let help = "Access-log entries by whether they joined a decision of this replica";
+    let mut family = Family::new(encoder, "access_log_entries", help, MetricType::Counter)?;
+    family.counter([("joined", "yes")], get(&metrics.access_log_joined))?;
+    family.counter([("joined", "foreign")], get(&metrics.access_log_foreign))?;
+    let help = "Calls of the access-log service refused because the caller is not trusted";
+    let mut family = Family::new(encoder, "untrusted_calls", help, MetricType::Counter)?;
+    family.counter([], get(&metrics.untrusted_calls))
+}
+
+fn members(snapshot: &Snapshot) -> impl Iterator<Item = (&Pool, &crate::state::Member)> {
+    snapshot.pools.iter().flat_map(|pool| pool.members.iter().map(move |member| (&**pool, &**member)))
+}

@@ -1,0 +1,191 @@
+//! Chained hashes of a prompt's text blocks, by the rule of Kthena's `prefix-cache` plugin.
+//!
+//! `h(-1) = XXH64(model)`, `h(i) = XXH64(decimal digits of h(i-1) ++ block i)`, blocks of a fixed number of bytes, the last
+//! partial block included, at most a fixed number of blocks. Equal hashes at depth i mean equal text up to there, so
+//! holding block i implies holding all before it.
+
+use xxhash_rust::xxh64::{Xxh64, xxh64};
+
+use crate::schedule::plugin::BlockNeeds;
+
+/// Bytes of text that count as one token wherever no tokenizer is at hand.
+pub const BYTES_PER_TOKEN: u64 = 4;
+
+/// The block hashes of one prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blocks {
+    /// `hashes[i]` names the text up to and including block i.
+    pub hashes: Vec<u64>,
+    block_bytes: u64,
+    /// Bytes the hashes cover.
+    bytes: u64,
+}
+
+impl Blocks {
+    /// Hashes the text that `render` yields piece by piece, for `model` (the target's name) and an optional cache salt.
+    /// Engines share nothing between salts, so neither do the hashes.
+    pub fn of_text(
+        needs: BlockNeeds,
+        model: &str,
+        salt: Option<&str>,
+        render: impl FnOnce(&mut dyn FnMut(&[u8])),
+    ) -> Self {
+        let seed = match salt {
+            None => xxh64(model.as_bytes(), 0),
+            Some(salt) => {
+                let mut hasher = Xxh64::new(0);
+                hasher.update(model.as_bytes());
+                hasher.update(&[0]);
+                hasher.update(salt.as_bytes());
+                hasher.digest()
+            }
+        };
+        let mut chain = Chain {
+            needs,
+            previous: seed,
+            hasher: start(seed),
+            filled: 0,
+            blocks: Self { hashes: Vec::new(), block_bytes: needs.block_bytes as u64, bytes: 0 },
+        };
+        render(&mut |text| chain.push(text));
+        chain.finish()
+    }
+
+    /// Whether there is nothing to compare.
+    pub fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+
+    /// Tokens in the leading `depth` blocks, by [`BYTES_PER_TOKEN`].
+    pub fn tokens(&self, depth: u32) -> u64 {
+        (u64::from(depth) * self.block_bytes).min(self.bytes) / BYTES_PER_TOKEN
+    }
+
+    /// Bytes in the leading `depth` blocks.
+    pub fn bytes(&self, depth: u32) -> u64 {
+        (u64::from(depth) * self.block_bytes).min(self.bytes)
+    }
+}
+
+struct Chain {
+    needs: BlockNeeds,
+    previous: u64,
+    hasher: Xxh64,
+    filled: usize,
+    blocks: Blocks,
+}
+
+impl Chain {
+    fn push(&mut self, mut text: &[u8]) {
+        while !text.is_empty() && self.blocks.hashes.len() < self.needs.max_blocks {
+            let room = self.needs.block_bytes - self.filled;
+            let (now, later) = text.split_at(room.min(text.len()));
+            self.hasher.update(now);
+            self.filled += now.len();
+            text = later;
+            if self.filled == self.needs.block_bytes {
+                self.close();
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        self.previous = self.hasher.digest();
+        self.blocks.hashes.push(self.previous);
+        self.blocks.bytes += self.filled as u64;
+        self.hasher = start(self.previous);
+        self.filled = 0;
+    }
+
+    fn finish(mut self) -> Blocks {
+        if self.filled > 0 {
+            self.close();
+        }
+        self.blocks
+    }
+}
+
+/// A hasher that has already taken the decimal digits of the previous hash.
+fn start(previous: u64) -> Xxh64 {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    let mut rest = previous;
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    let mut hasher = Xxh64::new(0);
+    hasher.update(&digits[at..]);
+    hasher
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    const KTHENA: BlockNeeds = BlockNeeds { block_bytes: 64, max_blocks: 128, capacity: 50_000 };
+
+    fn hashes(model: &str, text: &[u8]) -> Vec<u64> {
+        Blocks::of_text(KTHENA, model, None, |sink| sink(text)).hashes
+    }
+
+    /// Vectors recomputed from Kthena's rule with an independent implementation.
+    #[rstest]
+    #[case("test-model", "Hello World", &[1_993_528_491_812_861_608])]
+    #[case("m", "<|im_start|>user\nhi<|im_end|>\n", &[9_652_232_318_509_682_243])]
+    #[case("m", &"a".repeat(64), &[13_915_909_083_615_432_819])]
+    #[case("m", &"a".repeat(65), &[13_915_909_083_615_432_819, 2_655_498_438_455_834_009])]
+    #[case("", &"a".repeat(64), &[1_576_699_153_624_199_785])]
+    #[case("m", &"héllo wörld ".repeat(12), &[11_859_178_435_642_820_092, 17_803_411_585_659_159_580, 1_066_189_564_980_749_117])]
+    fn the_hashes_are_kthenas(#[case] model: &str, #[case] text: &str, #[case] expected: &[u64]) {
+        assert_eq!(hashes(model, text.as_bytes()), expected);
+    }
+
+    #[test]
+    fn a_long_prompt_stops_at_the_last_block() {
+        let text: Vec<u8> = (b'a'..=b'z').cycle().take(8_192).collect();
+        let golden = hashes("bench-model", &text);
+        assert_eq!(
+            (golden.len(), golden[0], golden[1]),
+            (128, 2_255_003_460_060_045_391, 11_149_546_857_834_002_314)
+        );
+        assert_eq!(golden[127], 3_713_727_362_220_958_295);
+        let longer: Vec<u8> = (b'a'..=b'z').cycle().take(9_000).collect();
+        assert_eq!(hashes("bench-model", &longer), golden);
+    }
+
+    #[test]
+    fn a_cache_salt_shares_nothing() {
+        let salted = |salt| Blocks::of_text(KTHENA, "m", salt, |sink| sink(b"text")).hashes;
+        assert_ne!(salted(None), salted(Some("a")));
+        assert_ne!(salted(Some("a")), salted(Some("b")));
+    }
+
+    #[test]
+    fn tokens_of_a_depth_never_exceed_the_text() {
+        let blocks = Blocks::of_text(KTHENA, "m", None, |sink| sink(&[b'x'; 70]));
+        assert_eq!((blocks.tokens(0), blocks.tokens(1), blocks.tokens(2), blocks.tokens(9)), (0, 16, 17, 17));
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(text in prop::collection::vec(any::<u8>(), 0..400), cuts in prop::collection::vec(1usize..50, 1..20)) {
+            let pieces = Blocks::of_text(KTHENA, "m", None, |sink| {
+                let mut rest = text.as_slice();
+                for cut in cuts.iter().cycle() {
+                    if rest.is_empty() { break; }
+                    let (piece, later) = rest.split_at((*cut).min(rest.len()));
+                    sink(piece);
+                    rest = later;
+                }
+            });
+            prop_assert_eq!(pieces.hashes, hashes("m", &text));
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! One run over the candidates of a pool, in scratch space that is used again by the next run.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Ask;
+use super::pipeline::{NamedFilter, Profile, Scored};
+use super::plugin::WhenEmpty;
+use crate::decision::{CandidateRow, FilteredBy};
+use crate::refusal::{Reason, Refusal};
+use crate::state::endpoint::Load;
+use crate::state::signals::Millis;
+use crate::state::{Endpoint, Pool, SignalKind};
+
+/// What every plugin of a cycle may look at.
+#[derive(Debug)]
+pub struct Cycle<'a> {
+    /// The pool.
+    pub pool: &'a Pool,
+    /// The request.
+    pub ask: &'a Ask<'a>,
+    /// The moment of the cycle.
+    pub now: Millis,
+    /// Age from which a signal is unknown.
+    pub staleness: Duration,
+}
+
+impl Cycle<'_> {
+    /// The endpoint behind a candidate.
+    pub fn endpoint(&self, candidate: &Candidate) -> &Endpoint {
+        &self.pool.members[candidate.member as usize].endpoint
+    }
+
+    /// A signal of a candidate's endpoint, `None` if unknown or stale.
+    pub fn signal(&self, candidate: &Candidate, kind: SignalKind) -> Option<f32> {
+        self.endpoint(candidate).signals.fresh(kind, self.now, self.staleness).map(|value| value as f32)
+    }
+}
+
+/// An endpoint still eligible, with the numbers most plugins read.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// Index into the pool's members.
+    pub member: u32,
+    /// Leading prompt blocks it is believed to hold.
+    pub depth: u32,
+    /// Its load.
+    pub load: Load,
+}
+
+/// A candidate that a filter dropped.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropped {
+    /// Index into the pool's members.
+    pub member: u32,
+    /// Index of the filter in the profile.
+    pub filter: u16,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// Scratch space of a pool's cycles.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    /// Candidates left.
+    pub candidates: Vec<Candidate>,
+    /// Weighted sums, one a candidate.
+    pub totals: Vec<f32>,
+    /// The pick, indices into `candidates`.
+    pub ranked: Vec<u32>,
+    dropped: Vec<Dropped>,
+    verdicts: Vec<Option<&'static str>>,
+    /// Raw scores, scorer by scorer.
+    raw: Vec<f32>,
+    /// Scores as they were used, scorer by scorer.
+    used: Vec<f32>,
+}
+
+impl Workspace {
+    /// Starts with every member of the pool.
+    pub fn begin(&mut self, cx: &Cycle<'_>) {
+        self.dropped.clear();
+        self.candidates.clear();
+        self.candidates.extend(cx.pool.members.iter().enumerate().map(|(at, member)| Candidate {
+            member: at as u32,
+            depth: 0,
+            load: member.endpoint.load(cx.now, cx.staleness),
+        }));
+    }
+
+    /// The endpoint behind candidate `at`.
+    pub fn endpoint<'a>(&self, pool: &'a Pool, at: u32) -> &'a Arc<Endpoint> {
+        &pool.members[self.candidates[at as usize].member as usize].endpoint
+    }
+
+    /// Runs one filter.
+    pub fn filter(&mut self, cx: &Cycle<'_>, at: usize, filter: &NamedFilter) -> Result<(), Refusal> {
+        if self.candidates.is_empty() {
+            return Ok(());
+        }
+        self.verdicts.clear();
+        self.verdicts.resize(self.candidates.len(), None);
+        filter.filter.filter(cx, &self.candidates, &mut self.verdicts);
+        if self.verdicts.iter().all(Option::is_some) {
+            let why = self.verdicts[0].unwrap_or("dropped");
+            return self.all_dropped(cx, filter, why);
+        }
+        let mut verdicts = self.verdicts.iter();
+        let dropped = &mut self.dropped;
+        self.candidates.retain(|candidate| match verdicts.next() {
+            Some(Some(why)) => {
+                dropped.push(Dropped { member: candidate.member, filter: at as u16, why });
+                false
+            }
+            _ => true,
+        });
+        Ok(())
+    }
+
+    fn all_dropped(&self, cx: &Cycle<'_>, filter: &NamedFilter, why: &'static str) -> Result<(), Refusal> {
+        let refuse = |reason| {
+            Err(Refusal::new(
+                reason,
+                format!("no endpoint of pool {} passes the filter {}: {why}", cx.pool.label, filter.name),
+            )
+            .retry_after(Duration::from_secs(1)))
+        };
+        match filter.filter.when_all_are_dropped() {
+            WhenEmpty::Refuse => refuse(Reason::Filtered),
+            WhenEmpty::RefuseNoEndpoints => refuse(Reason::NoEndpoints),
+            WhenEmpty::Ignore => {
+                cx.pool.memory.metrics.filters_ignored.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Runs all scorers and sums them up.
+    pub fn score(&mut self, cx: &Cycle<'_>, scorers: &[Scored]) {
+        let n = self.candidates.len();
+        self.raw.clear();
+        self.raw.resize(n * scorers.len(), f32::NAN);
+        self.used.clear();
+        self.used.resize(n * scorers.len(), 0.0);
+        self.totals.clear();
+        self.totals.resize(n, 0.0);
+        for (at, scorer) in scorers.iter().enumerate() {
+            let row = at * n..(at + 1) * n;
+            let raw = &mut self.raw[row.clone()];
+            scorer.scorer.score(cx, &self.candidates, raw);
+            let stand_in = mean_of_known(raw);
+            for ((raw, used), total) in raw.iter().zip(&mut self.used[row]).zip(&mut self.totals) {
+                *used = if raw.is_nan() { stand_in } else { raw.clamp(0.0, 1.0) };
+                *total += *used * scorer.weight;
+            }
+        }
+    }
+
+    /// The record's rows: the picked first, then by total, then the dropped; at most `most`, all if they are at most 64.
+    pub fn rows(&self, pool: &Pool, profile: &Profile, most: usize, rows: &mut Vec<CandidateRow>) {
+        let n = self.candidates.len();
+        let whole = pool.members.len() <= most;
+        let mut push = |at: usize| {
+            let candidate = &self.candidates[at];
+            rows.push(CandidateRow {
+                endpoint: Arc::clone(&pool.members[candidate.member as usize].endpoint.destination),
+                filtered_by: None,
+                raw: (0..profile.scorers.len()).map(|s| self.raw[s * n + at]).collect(),
+                used: (0..profile.scorers.len()).map(|s| self.used[s * n + at]).collect(),
+                total: self.totals[at],
+            });
+        };
+        self.ranked.iter().for_each(|&at| push(at as usize));
+        let mut others: smallvec::SmallVec<[u32; 64]> =
+            (0..n as u32).filter(|at| !self.ranked.contains(at)).collect();
+        let keep =
+            if whole { others.len() } else { most.saturating_sub(self.ranked.len()).min(others.len()) };
+        if keep < others.len() {
+            others.select_nth_unstable_by(keep, |&a, &b| {
+                self.totals[b as usize].total_cmp(&self.totals[a as usize])
+            });
+            others.truncate(keep);
+        }
+        others.iter().for_each(|&at| push(at as usize));
+        if whole {
+            rows.extend(self.dropped.iter().map(|dropped| CandidateRow {
+                endpoint: Arc::clone(&pool.members[dropped.member as usize].endpoint.destination),
+                filtered_by: Some(FilteredBy { filter: dropped.filter, why: dropped.why }),
+                raw: smallvec::SmallVec::new(),
+                used: smallvec::SmallVec::new(),
+                total: 0.0,
+            }));
+        }
+    }
+}
+
+/// What an abstaining candidate is worth: the mean of what the scorer gave the others, nothing if it gave none.
+fn mean_of_known(scores: &[f32]) -> f32 {
+    let (sum, known) = scores
+        .iter()
+        .filter(|score| !score.is_nan())
+        .fold((0.0, 0u32), |(sum, known), score| (sum + score.clamp(0.0, 1.0), known + 1));
+    if known == 0 { 0.0 } else { sum / known as f32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_abstaining_candidate_counts_as_the_mean_of_the_others() {
+        assert_eq!(mean_of_known(&[f32::NAN, 0.2, 0.4]), 0.3);
+        assert_eq!(mean_of_known(&[f32::NAN, f32::NAN]), 0.0);
+        assert_eq!(mean_of_known(&[2.0, f32::NAN]), 1.0, "a score out of range counts as its bound");
+    }
+}

@@ -1,0 +1,136 @@
+//! A configured scheduler: the filters, scorers and picker of a profile, and the block index they share.
+
+use std::sync::Arc;
+
+use super::plugin::{BlockNeeds, Filter, Instance, Picker, Scorer};
+use crate::index::ApproximateIndex;
+
+/// A filter under the name the configuration gave it.
+#[derive(Clone, Debug)]
+pub struct NamedFilter {
+    /// Instance name.
+    pub name: Arc<str>,
+    /// The plugin.
+    pub filter: Arc<dyn Filter>,
+}
+
+/// A scorer with its weight.
+#[derive(Clone, Debug)]
+pub struct Scored {
+    /// Instance name.
+    pub name: Arc<str>,
+    /// Plugin type.
+    pub kind: &'static str,
+    /// Its weight in the sum.
+    pub weight: f32,
+    /// The plugin.
+    pub scorer: Arc<dyn Scorer>,
+}
+
+/// A picker under its name.
+#[derive(Clone, Debug)]
+pub struct NamedPicker {
+    /// Instance name.
+    pub name: Arc<str>,
+    /// The plugin.
+    pub picker: Arc<dyn Picker>,
+}
+
+/// An ordered set of plugins.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Filters in order; `subset` and `health` are always among them.
+    pub filters: Vec<NamedFilter>,
+    /// Scorers.
+    pub scorers: Vec<Scored>,
+    /// The picker.
+    pub picker: NamedPicker,
+}
+
+/// All that scheduling is configured by.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// The profile every request runs.
+    pub profile: Arc<Profile>,
+    /// Who holds which blocks, if a plugin of the profile asks.
+    pub index: Option<Arc<ApproximateIndex>>,
+}
+
+/// A plugin as a configuration names it.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Instance name.
+    pub name: Arc<str>,
+    /// Plugin type.
+    pub kind: &'static str,
+    /// Weight, for scorers.
+    pub weight: f32,
+    /// The built plugin.
+    pub instance: Instance,
+    /// Whether its filter takes part.
+    pub filters: bool,
+    /// Whether its scorer takes part.
+    pub scores: bool,
+}
+
+/// A profile that cannot be put together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PipelineError {
+    /// Two pickers.
+    #[error("a profile takes one picker, and {0:?} is the second: remove one")]
+    SecondPicker(Arc<str>),
+    /// Two cuts of the prompt.
+    #[error(
+        "{0:?} cuts prompts differently from another plugin of this profile: give both the same block size and limits"
+    )]
+    BlocksDiffer(Arc<str>),
+}
+
+impl Pipeline {
+    /// Puts a profile together. `subset` and `health` are put in front unless listed. The index of `previous` is kept if
+    /// it cuts prompts in the same way, so that a reload forgets nothing.
+    pub fn assemble(
+        name: &str,
+        parts: Vec<Part>,
+        previous: Option<&Pipeline>,
+    ) -> Result<Self, PipelineError> {
+        let mut filters = crate::plugins::standing_filters(&parts);
+        let mut scorers = Vec::new();
+        let mut picker = None;
+        let mut blocks: Option<BlockNeeds> = None;
+        for part in parts {
+            match (blocks, part.instance.needs.blocks) {
+                (Some(a), Some(b)) if a != b => return Err(PipelineError::BlocksDiffer(part.name)),
+                (None, Some(needs)) => blocks = Some(needs),
+                _ => {}
+            }
+            if let Some(filter) = part.instance.filter.filter(|_| part.filters) {
+                filters.push(NamedFilter { name: Arc::clone(&part.name), filter });
+            }
+            if let Some(scorer) = part.instance.scorer.filter(|_| part.scores) {
+                scorers.push(Scored {
+                    name: Arc::clone(&part.name),
+                    kind: part.kind,
+                    weight: part.weight,
+                    scorer,
+                });
+            }
+            if let Some(found) = part.instance.picker {
+                if picker.is_some() {
+                    return Err(PipelineError::SecondPicker(part.name));
+                }
+                picker = Some(NamedPicker { name: part.name, picker: found });
+            }
+        }
+        let picker = picker.unwrap_or_else(crate::plugins::default_picker);
+        let index = blocks.map(|needs| {
+            previous
+                .and_then(|p| p.index.as_ref())
+                .filter(|index| index.needs() == needs)
+                .map_or_else(|| Arc::new(ApproximateIndex::new(needs)), Arc::clone)
+        });
+        Ok(Self { profile: Arc::new(Profile { name: name.into(), filters, scorers, picker }), index })
+    }
+}

@@ -1,0 +1,231 @@
+//! One engine process at `ip:port`: who it is, what is booked on it, what it says of itself, whether it is well.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ahash::AHashMap;
+use arc_swap::ArcSwapOption;
+
+use super::ObjectName;
+use super::health::Health;
+use super::signals::{Millis, SignalKind, Signals};
+
+/// What requests in flight have booked. Every field is back at 0 when nothing is in flight.
+#[derive(Debug, Default)]
+pub struct Booked {
+    /// Requests.
+    pub requests: AtomicI64,
+    /// Uncached prompt tokens that are still to be prefilled.
+    pub prefill_tokens: AtomicI64,
+    /// Tokens held by requests that decode: their prompts and their expected output.
+    pub decode_tokens: AtomicI64,
+}
+
+impl Booked {
+    /// Requests, prefill tokens and decode tokens; never below zero.
+    pub fn read(&self) -> (u64, u64, u64) {
+        let get = |value: &AtomicI64| value.load(Ordering::Acquire).max(0) as u64;
+        (get(&self.requests), get(&self.prefill_tokens), get(&self.decode_tokens))
+    }
+}
+
+/// The LoRA adapters an engine can serve or is serving.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Adapters {
+    /// Names the engine lists as models: base names and loaded adapters.
+    pub served: Vec<Box<str>>,
+}
+
+/// The adapters at work, from the engine's newest LoRA series.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct ActiveAdapters {
+    /// Adapters with running requests.
+    pub running: Vec<Box<str>>,
+    /// Adapters with waiting requests only.
+    pub waiting: Vec<Box<str>>,
+}
+
+/// Which engine's dialect an endpoint speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum EngineKind {
+    /// vLLM.
+    #[default]
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// Text Generation Inference.
+    Tgi,
+}
+
+impl EngineKind {
+    /// The name in debug output.
+    pub fn name(self) -> &'static str {
+        match self {
+            EngineKind::Vllm => "vLLM",
+            EngineKind::Sglang => "SGLang",
+            EngineKind::Tgi => "TGI",
+        }
+    }
+}
+
+/// One inference endpoint. Shared by every snapshot and every request that knows it.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// Name of the document or pod.
+    pub name: ObjectName,
+    /// Unique in the process and never used again: a document that returns is a new endpoint after its grace period.
+    pub slot: u64,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// `ip:port`, IPv6 in brackets: what Envoy is told and every label says.
+    pub destination: Arc<str>,
+    /// Capacity relative to its pool, above 0.
+    pub weight: f32,
+    /// Labels that pools select by.
+    pub labels: BTreeMap<String, String>,
+    /// Engine dialect.
+    pub engine: EngineKind,
+    /// Bookings of this picker.
+    pub booked: Booked,
+    /// What the engine reports.
+    pub signals: Signals,
+    /// Whether it can take requests.
+    pub health: Health,
+    /// Served model names, `None` until the engine listed them once.
+    pub adapters: ArcSwapOption<Adapters>,
+    /// Adapters at work, `None` where the engine does not say.
+    pub active_adapters: ArcSwapOption<ActiveAdapters>,
+    /// Prompt tokens predicted as cached by picks, and reported as cached by engines.
+    pub predicted_cached_tokens: AtomicU64,
+    /// See `predicted_cached_tokens`.
+    pub reported_cached_tokens: AtomicU64,
+}
+
+/// What an [`Endpoint`] is made from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndpointSpec {
+    /// Name of the document or pod.
+    pub name: ObjectName,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Capacity relative to its pool.
+    pub weight: f32,
+    /// Labels that pools select by.
+    pub labels: BTreeMap<String, String>,
+    /// Engine dialect.
+    pub engine: EngineKind,
+    /// Whether the operator wants no new requests there.
+    pub drain: bool,
+}
+
+impl Endpoint {
+    /// A fresh endpoint: nothing booked, everything unknown.
+    pub fn new(spec: EndpointSpec) -> Self {
+        static NEXT_SLOT: AtomicU64 = AtomicU64::new(1);
+        let health = Health::default();
+        health.set_drain(spec.drain);
+        Self {
+            name: spec.name,
+            slot: NEXT_SLOT.fetch_add(1, Ordering::Relaxed),
+            destination: spec.address.to_string().into(),
+            address: spec.address,
+            weight: spec.weight,
+            labels: spec.labels,
+            engine: spec.engine,
+            booked: Booked::default(),
+            signals: Signals::default(),
+            health,
+            adapters: ArcSwapOption::empty(),
+            active_adapters: ArcSwapOption::empty(),
+            predicted_cached_tokens: AtomicU64::new(0),
+            reported_cached_tokens: AtomicU64::new(0),
+        }
+    }
+
+    /// The load at `now`, read once per cycle.
+    pub fn load(&self, now: Millis, staleness: Duration) -> Load {
+        let (own, prefill_tokens, decode_tokens) = self.booked.read();
+        let fresh = |kind| self.signals.fresh(kind, now, staleness);
+        Load {
+            own: own as f32,
+            foreign: fresh(SignalKind::Foreign).unwrap_or(0.0) as f32,
+            prefill_tokens: prefill_tokens as f32,
+            decode_tokens: decode_tokens as f32,
+            running: fresh(SignalKind::Running).map(|v| v as f32),
+            waiting: fresh(SignalKind::Waiting).map(|v| v as f32),
+            kv_usage: fresh(SignalKind::KvUsage).map(|v| v as f32),
+        }
+    }
+
+    /// Whether `spec` describes this very endpoint, but for what may change while it lives (drain).
+    pub fn is(&self, spec: &EndpointSpec) -> bool {
+        self.name == spec.name
+            && self.address == spec.address
+            && self.engine == spec.engine
+            && self.labels == spec.labels
+            && self.weight.to_bits() == spec.weight.to_bits()
+    }
+}
+
+/// An endpoint's load as one cycle sees it. `None` is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Requests booked by this picker.
+    pub own: f32,
+    /// Requests of others, from the last scrape; 0 if unknown.
+    pub foreign: f32,
+    /// Booked prompt tokens still to prefill.
+    pub prefill_tokens: f32,
+    /// Booked tokens that decode.
+    pub decode_tokens: f32,
+    /// Engine gauge.
+    pub running: Option<f32>,
+    /// Engine gauge.
+    pub waiting: Option<f32>,
+    /// Engine gauge, 0 to 1.
+    pub kv_usage: Option<f32>,
+}
+
+impl Load {
+    /// All requests there: ours and others'.
+    pub fn requests(&self) -> f32 {
+        self.own + self.foreign
+    }
+}
+
+/// Endpoints by `ip:port`, for subset hints and served reports.
+pub type ByAddress = AHashMap<SocketAddr, usize>;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// An endpoint named `name` at `address`, for tests.
+    pub(crate) fn endpoint(name: &str, address: &str) -> Arc<Endpoint> {
+        Arc::new(Endpoint::new(EndpointSpec {
+            name: ObjectName::new("default", name),
+            address: address.parse().unwrap(),
+            weight: 1.0,
+            labels: BTreeMap::new(),
+            engine: EngineKind::Vllm,
+            drain: false,
+        }))
+    }
+
+    #[test]
+    fn ipv6_destinations_carry_brackets() {
+        assert_eq!(&*endpoint("a", "[fd00::10]:8001").destination, "[fd00::10]:8001");
+    }
+
+    #[test]
+    fn unknown_signals_stay_unknown_in_the_load() {
+        let endpoint = endpoint("a", "10.0.0.1:8000");
+        let now = Millis(5_000);
+        endpoint.signals.set(SignalKind::Running, 3.0, now);
+        let load = endpoint.load(now, Duration::from_secs(2));
+        assert_eq!((load.running, load.waiting, load.kv_usage), (Some(3.0), None, None));
+    }
+}

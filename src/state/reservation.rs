@@ -1,0 +1,191 @@
+//! The load booked on an endpoint at the moment of the pick, given back exactly once however the request ends.
+//!
+//! A reservation is a set of legs. A leg books one request and its tokens on one endpoint; its prompt tokens count as
+//! prefill until the engine has shown its first token and as decode from then on. Dropping a leg releases it, so a
+//! panic, a cancelled stream and a normal end need no code of their own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use smallvec::SmallVec;
+
+use super::endpoint::Booked;
+use super::pool::{Member, Pool};
+
+/// What a leg does for its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The whole request.
+    Serve,
+    /// The prompt only.
+    Prefill,
+    /// The output only.
+    Decode,
+}
+
+impl Role {
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Serve => "serve",
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+        }
+    }
+}
+
+/// The booking of one endpoint for one request.
+#[derive(Debug)]
+pub struct Leg {
+    /// What it is for.
+    pub role: Role,
+    /// Keeps the labels of the pool alive as long as the booking.
+    pub pool: Arc<Pool>,
+    /// Where it is booked.
+    pub member: Arc<Member>,
+    prefill_tokens: i64,
+    decode_tokens: i64,
+}
+
+impl Leg {
+    /// Books one request with its tokens.
+    pub fn book(
+        role: Role,
+        pool: Arc<Pool>,
+        member: Arc<Member>,
+        prefill_tokens: u64,
+        decode_tokens: u64,
+    ) -> Self {
+        let leg = Self {
+            role,
+            pool,
+            member,
+            prefill_tokens: clamp(prefill_tokens),
+            decode_tokens: clamp(decode_tokens),
+        };
+        leg.change(1, leg.prefill_tokens, leg.decode_tokens);
+        leg
+    }
+
+    /// The engine has begun to decode: what was to be prefilled is now held.
+    pub fn prefill_done(&mut self) {
+        let moved = std::mem::take(&mut self.prefill_tokens);
+        self.decode_tokens += moved;
+        self.change(0, -moved, moved);
+    }
+
+    /// Moves the booking to the endpoint that really served the request, if that is another one.
+    pub fn served_by(&mut self, member: &Arc<Member>) {
+        if !Arc::ptr_eq(&self.member, member) {
+            self.change(-1, -self.prefill_tokens, -self.decode_tokens);
+            self.member = Arc::clone(member);
+            self.change(1, self.prefill_tokens, self.decode_tokens);
+        }
+    }
+
+    fn change(&self, requests: i64, prefill: i64, decode: i64) {
+        let add = |booked: &Booked| {
+            let add = |value: &AtomicI64, by: i64| {
+                if by != 0 {
+                    value.fetch_add(by, Ordering::AcqRel);
+                }
+            };
+            add(&booked.requests, requests);
+            add(&booked.prefill_tokens, prefill);
+            add(&booked.decode_tokens, decode);
+        };
+        add(&self.member.booked);
+        add(&self.member.endpoint.booked);
+    }
+}
+
+impl Drop for Leg {
+    fn drop(&mut self) {
+        self.change(-1, -self.prefill_tokens, -self.decode_tokens);
+    }
+}
+
+/// Tokens as booked: a client may ask for 2^64, a sum of many bookings must still fit.
+fn clamp(tokens: u64) -> i64 {
+    const MOST: u64 = 1 << 32;
+    tokens.min(MOST) as i64
+}
+
+/// All that one request has booked.
+#[derive(Debug, Default)]
+pub struct Reservation {
+    /// Open legs.
+    pub legs: SmallVec<[Leg; 1]>,
+}
+
+impl Reservation {
+    /// A reservation of one leg.
+    pub fn of(leg: Leg) -> Self {
+        Self { legs: smallvec::smallvec![leg] }
+    }
+
+    /// The first body byte has come, or the predicted prefill time has passed.
+    pub fn prefill_done(&mut self) {
+        self.legs.iter_mut().for_each(Leg::prefill_done);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::state::endpoint::tests::endpoint;
+    use crate::state::pool::{PoolKind, PoolMemory, PoolName, TrafficPolicy};
+    use crate::state::{Endpoint, ObjectName};
+    use proptest::prelude::*;
+
+    /// A pool of those endpoints, for tests.
+    pub(crate) fn pool_of(endpoints: &[Arc<Endpoint>]) -> Arc<Pool> {
+        Arc::new(Pool::new(
+            PoolName { kind: PoolKind::ModelServer, object: ObjectName::new("default", "pool") },
+            None,
+            endpoints.iter().map(|e| Arc::new(Member::new(Arc::clone(e)))).collect(),
+            TrafficPolicy::default(),
+            Arc::new(PoolMemory::default()),
+        ))
+    }
+
+    #[test]
+    fn prompt_tokens_move_to_decode_once_and_all_is_released_on_drop() {
+        let pool = pool_of(&[endpoint("a", "10.0.0.1:1")]);
+        let member = &pool.members[0];
+        let mut leg = Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(member), 100, 20);
+        assert_eq!(member.booked.read(), (1, 100, 20));
+        leg.prefill_done();
+        leg.prefill_done();
+        assert_eq!(member.endpoint.booked.read(), (1, 0, 120));
+        drop(leg);
+        assert_eq!(member.booked.read(), (0, 0, 0));
+        assert_eq!(member.endpoint.booked.read(), (0, 0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_of_events_ends_at_zero(
+            steps in prop::collection::vec((0u8..4, 0usize..3, any::<u64>(), any::<u64>()), 0..60)
+        ) {
+            let pool = pool_of(&[endpoint("a", "10.0.0.1:1"), endpoint("b", "10.0.0.2:1"), endpoint("c", "10.0.0.3:1")]);
+            let mut open: Vec<Leg> = Vec::new();
+            for (step, at, prefill, decode) in steps {
+                let member = &pool.members[at];
+                match step {
+                    0 => open.push(Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(member), prefill, decode)),
+                    1 => { if let Some(leg) = open.first_mut() { leg.prefill_done(); } }
+                    2 => { if let Some(leg) = open.last_mut() { leg.served_by(member); } }
+                    _ => { open.pop(); }
+                }
+                let total: u64 = pool.members.iter().map(|m| m.booked.read().0).sum();
+                prop_assert_eq!(total, open.len() as u64);
+            }
+            drop(open);
+            for member in &pool.members {
+                prop_assert_eq!(member.booked.read(), (0, 0, 0));
+                prop_assert_eq!(member.endpoint.booked.read(), (0, 0, 0));
+            }
+        }
+    }
+}
