@@ -1,5 +1,6 @@
 //! Pilotfish picks the engine, Envoy moves the bytes.
 
+pub mod clock;
 pub mod decision;
 pub mod document;
 pub mod index;
@@ -7,7 +8,9 @@ pub mod metrics;
 pub mod plugins;
 pub mod prompt;
 pub mod refusal;
+pub mod resources;
 pub mod route;
 pub mod schedule;
 pub mod state;
+pub mod topology;
 pub mod usage;

@@ -1,0 +1,59 @@
+//! The documents that describe endpoints, pools and routes, as users write them.
+//!
+//! One YAML shape everywhere: the same types read files and, in a cluster, what the API server sends. No logic here;
+//! `lower` turns documents into a [`World`](crate::topology::World).
+
+pub mod duration;
+pub mod endpoint;
+pub mod inference_pool;
+pub mod lower;
+pub mod model_route;
+pub mod model_server;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use std::collections::BTreeMap;
+
+pub use endpoint::EndpointSpec;
+pub use inference_pool::InferencePoolSpec;
+pub use model_route::ModelRouteSpec;
+pub use model_server::ModelServerSpec;
+
+/// Metadata of any document. Members that only an API server sets are read past.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// Name, required.
+    #[serde(default)]
+    pub name: String,
+    /// Namespace, `default` if absent.
+    #[serde(default)]
+    pub namespace: Option<String>,
+    /// Labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    #[serde(default)]
+    pub annotations: BTreeMap<String, String>,
+    /// RFC 3339, set by the API server.
+    #[serde(default)]
+    pub creation_timestamp: Option<String>,
+}
+
+/// A document of a known kind.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Document<S> {
+    /// Group and version.
+    pub api_version: String,
+    /// Kind.
+    pub kind: String,
+    /// Identity and labels.
+    pub metadata: Metadata,
+    /// What is wanted.
+    pub spec: S,
+    /// What an API server reported; not read.
+    #[serde(default)]
+    pub status: Option<Value>,
+}

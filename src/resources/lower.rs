@@ -1,0 +1,337 @@
+//! From documents to a world: every problem that a document alone, or all of them together, can show.
+
+mod pools;
+mod routes;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+use super::{Document, EndpointSpec, Metadata};
+use crate::document::{Node, Place, Problem, Problems, Severity, nearest, typed};
+use crate::state::ObjectName;
+use crate::state::endpoint::{self, EngineKind};
+use crate::topology::World;
+
+const SERVING: &str = "networking.serving.volcano.sh/v1alpha1";
+const INFERENCE: &str = "inference.networking.k8s.io/v1";
+const OWN: &str = "pilotfish.dev/v1alpha1";
+
+/// Kinds that are read, with their group and version.
+const KINDS: [(&str, &str); 4] =
+    [("Endpoint", OWN), ("ModelRoute", SERVING), ("ModelServer", SERVING), ("InferencePool", INFERENCE)];
+/// Kinds that are known and have no effect yet.
+const LATER: [&str; 3] = ["InferenceObjective", "InferenceModelRewrite", "ExternalModelProvider"];
+
+/// What a set of files means, and what is wrong with it.
+#[derive(Debug, Default)]
+pub struct Lowered {
+    /// The world, without what is wrong.
+    pub world: World,
+    /// Problems in the order of files and lines.
+    pub problems: Vec<Problem>,
+    /// The documents as written, for the debug dump.
+    pub dump: Vec<Dumped>,
+}
+
+/// A document as written.
+#[derive(Clone, Debug)]
+pub struct Dumped {
+    /// Kind.
+    pub kind: String,
+    /// Identity.
+    pub name: ObjectName,
+    /// `spec` as JSON.
+    pub spec: serde_json::Value,
+}
+
+impl Lowered {
+    /// Whether anything is an error.
+    pub fn has_errors(&self) -> bool {
+        self.problems.iter().any(|problem| problem.severity == Severity::Error)
+    }
+}
+
+/// Where a document was found, to report what only shows when all are known.
+#[derive(Debug)]
+struct Located<T> {
+    file: usize,
+    node: Node,
+    name: ObjectName,
+    metadata: Metadata,
+    spec: T,
+}
+
+impl<T> Located<T> {
+    fn place(&self, path: &[&str]) -> Place {
+        self.node.at(path).place
+    }
+}
+
+/// Reads files (path and text) together.
+pub fn lower(files: &[(impl AsRef<Path>, Arc<str>)]) -> Lowered {
+    let mut reader = Reader {
+        problems: files.iter().map(|(file, text)| Problems::new(file.as_ref(), Arc::clone(text))).collect(),
+        ..Reader::default()
+    };
+    for (at, (_, text)) in files.iter().enumerate() {
+        match Node::parse(text) {
+            Ok(nodes) => nodes.into_iter().for_each(|node| reader.document(at, node)),
+            Err(error) => reader.problems[at].error(error.place, error.message, None),
+        }
+    }
+    reader.finish()
+}
+
+#[derive(Debug, Default)]
+struct Reader {
+    problems: Vec<Problems>,
+    endpoints: Vec<Located<EndpointSpec>>,
+    routes: Vec<Located<super::ModelRouteSpec>>,
+    servers: Vec<Located<super::ModelServerSpec>>,
+    inference_pools: Vec<Located<super::InferencePoolSpec>>,
+    dump: Vec<Dumped>,
+}
+
+impl Reader {
+    fn document(&mut self, file: usize, node: Node) {
+        let Some(kind) = node.get("kind").and_then(Node::as_str).map(str::to_owned) else {
+            return self.problems[file].error(node.place, "a document without `kind`", None);
+        };
+        let place = node.at(&["kind"]).place;
+        let Some((_, expected)) = KINDS.iter().find(|(known, _)| *known == kind) else {
+            return self.unknown_kind(file, place, &kind);
+        };
+        if node.get("apiVersion").and_then(Node::as_str) != Some(expected) {
+            let place = node.get("apiVersion").map_or(place, |version| version.place);
+            let advice = Some(format!("write `apiVersion: {expected}`"));
+            return self.problems[file].error(place, format!("{kind} is read as {expected} only"), advice);
+        }
+        match kind.as_str() {
+            "Endpoint" => self.endpoints.extend(read(&mut self.problems[file], file, node, &mut self.dump)),
+            "ModelRoute" => self.routes.extend(read(&mut self.problems[file], file, node, &mut self.dump)),
+            "ModelServer" => self.servers.extend(read(&mut self.problems[file], file, node, &mut self.dump)),
+            _ => self.inference_pools.extend(read(&mut self.problems[file], file, node, &mut self.dump)),
+        }
+    }
+
+    fn unknown_kind(&mut self, file: usize, place: Place, kind: &str) {
+        if LATER.contains(&kind) {
+            self.problems[file].warning(place, format!("{kind} has no effect in this version"), None);
+            return;
+        }
+        let advice = nearest(kind, KINDS.iter().map(|(known, _)| *known))
+            .map(|name| format!("did you mean `{name}`?"));
+        match advice {
+            Some(_) => self.problems[file].error(place, format!("unknown kind `{kind}`"), advice),
+            None => self.problems[file].warning(place, format!("kind `{kind}` is not read"), None),
+        }
+    }
+
+    fn finish(mut self) -> Lowered {
+        self.report_duplicates();
+        let endpoints = self.endpoints();
+        let pools = self.pools(&endpoints);
+        let routes = self.routes(&pools);
+        let mut problems: Vec<Problem> = self.problems.into_iter().flat_map(|p| p.found).collect();
+        problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
+        Lowered { world: World { endpoints, pools, routes }, problems, dump: self.dump }
+    }
+
+    fn report_duplicates(&mut self) {
+        fn names<T>(
+            kind: &'static str,
+            list: &[Located<T>],
+        ) -> Vec<(&'static str, ObjectName, usize, Place)> {
+            list.iter().map(|d| (kind, d.name.clone(), d.file, d.place(&["metadata", "name"]))).collect()
+        }
+        let all = [
+            names("Endpoint", &self.endpoints),
+            names("ModelRoute", &self.routes),
+            names("ModelServer", &self.servers),
+            names("InferencePool", &self.inference_pools),
+        ];
+        let mut seen = std::collections::HashSet::new();
+        for (kind, name, file, place) in all.into_iter().flatten() {
+            if !seen.insert((kind, name.clone())) {
+                let advice = Some("rename or remove one; the last is used".to_owned());
+                self.problems[file].error(place, format!("{kind} {name} is described twice"), advice);
+            }
+        }
+    }
+
+    fn endpoints(&mut self) -> Vec<endpoint::EndpointSpec> {
+        let mut specs: Vec<endpoint::EndpointSpec> = Vec::new();
+        for document in &self.endpoints {
+            let problems = &mut self.problems[document.file];
+            let place = document.place(&["spec", "address"]);
+            let Ok(address) = document.spec.address.parse::<std::net::SocketAddr>() else {
+                let advice =
+                    Some("write an IP address and a port: 10.0.0.7:8000 or [fd00::7]:8000".to_owned());
+                problems.error(place, format!("`{}` is not an address", document.spec.address), advice);
+                continue;
+            };
+            if let Some(other) = specs.iter().find(|other| other.address == address) {
+                problems.warning(
+                    place,
+                    format!("{address} is also the address of Endpoint {}", other.name),
+                    None,
+                );
+            }
+            let weight = document.spec.weight.unwrap_or(1.0);
+            if !(weight.is_finite() && weight > 0.0) {
+                let place = document.place(&["spec", "weight"]);
+                problems.error(place, format!("weight must be above 0, not {weight}"), None);
+                continue;
+            }
+            for (member, value) in
+                [("kvEvents", &document.spec.kv_events), ("kvReplay", &document.spec.kv_replay)]
+            {
+                if value.is_some() {
+                    let place = document.place(&["spec", member]);
+                    problems.warning(place, format!("{member} has no effect in this version"), None);
+                }
+            }
+            let drain = document.metadata.annotations.get("pilotfish.dev/drain").is_some_and(|v| v == "true");
+            specs.retain(|other| other.name != document.name);
+            specs.push(endpoint::EndpointSpec {
+                name: document.name.clone(),
+                address,
+                weight: weight as f32,
+                labels: document.metadata.labels.clone(),
+                engine: EngineKind::Vllm,
+                drain: drain || document.spec.drain,
+            });
+        }
+        specs
+    }
+}
+
+/// Reads one document into its type, with its name.
+fn read<T: DeserializeOwned>(
+    problems: &mut Problems,
+    file: usize,
+    node: Node,
+    dump: &mut Vec<Dumped>,
+) -> Option<Located<T>> {
+    let document: Document<T> = match typed(&node) {
+        Ok(document) => document,
+        Err((place, message, advice)) => {
+            problems.error(place, message, advice);
+            return None;
+        }
+    };
+    let Metadata { name, namespace, .. } = &document.metadata;
+    if name.is_empty() {
+        problems.error(node.at(&["metadata"]).place, "a document without `metadata.name`", None);
+        return None;
+    }
+    let name = ObjectName::new(namespace.as_deref().unwrap_or("default"), name.as_str());
+    let spec = node.get("spec").map(Node::to_json).unwrap_or_default();
+    dump.push(Dumped { kind: document.kind, name: name.clone(), spec });
+    Some(Located { file, node, name, metadata: document.metadata, spec: document.spec })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn one(text: &str) -> Lowered {
+        lower(&[("a.yaml", Arc::from(text))])
+    }
+
+    fn shown(lowered: &Lowered) -> Vec<String> {
+        let line = |p: &Problem| format!("{}:{} {:?} {}", p.line, p.column, p.severity, p.message);
+        lowered.problems.iter().map(line).collect()
+    }
+
+    const SERVER: &str = "
+apiVersion: networking.serving.volcano.sh/v1alpha1
+kind: ModelServer
+metadata: {name: ms}
+spec:
+  model: org/real
+  inferenceEngine: vLLM
+  workloadSelector: {matchLabels: {app: x}}
+  workloadPort: {port: 8000}
+---
+apiVersion: pilotfish.dev/v1alpha1
+kind: Endpoint
+metadata: {name: e, labels: {app: x}}
+spec: {address: '10.0.0.1:8000'}
+";
+
+    #[test]
+    fn a_whole_set_is_read_without_a_problem() {
+        let lowered = one(SERVER);
+        assert!(lowered.problems.is_empty(), "{:?}", shown(&lowered));
+        assert_eq!((lowered.world.endpoints.len(), lowered.world.pools.len()), (1, 1));
+        assert_eq!(lowered.world.pools[0].model.as_deref(), Some("org/real"));
+        assert_eq!(lowered.dump.len(), 2);
+    }
+
+    #[rstest]
+    #[case("kind: Endpoit\napiVersion: pilotfish.dev/v1alpha1\n", "1:7 Error unknown kind `Endpoit`")]
+    #[case("kind: Secret\n", "1:7 Warning kind `Secret` is not read")]
+    #[case("apiVersion: v1\nkind: Endpoint\n", "1:13 Error Endpoint is read as pilotfish.dev/v1alpha1 only")]
+    #[case("a: [1\n", "Error")]
+    #[case(
+        "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: gpu-0}\n",
+        "4:17 Error `gpu-0` is not an address"
+    )]
+    #[case(
+        "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: '1.1.1.1:1', weight: 0}\n",
+        "4:38 Error weight must be above 0, not 0"
+    )]
+    #[case(
+        "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {}\nspec: {address: '1.1.1.1:1'}\n",
+        "3:11 Error a document without `metadata.name`"
+    )]
+    fn each_problem_is_named_at_its_place(#[case] text: &str, #[case] expected: &str) {
+        let lowered = one(text);
+        let shown = shown(&lowered);
+        assert!(shown.iter().any(|line| line.contains(expected)), "{shown:?}");
+    }
+
+    /// Every kind of mistake in a rule is reported at its place, and leaves the good rules at work.
+    #[test]
+    fn rules_that_cannot_work_are_reported_and_kept_apart() {
+        let route = "---
+apiVersion: networking.serving.volcano.sh/v1alpha1
+kind: ModelRoute
+metadata: {name: r}
+spec:
+  modelName: m
+  rules:
+  - {name: bad-regex, modelMatch: {headers: {x-tier: {regex: '('}}}, targetModels: [{modelServerName: ms}]}
+  - {name: zero, targetModels: [{modelServerName: ms, weight: 0}]}
+  - {name: noname, targetModels: [{modelServerName: ''}]}
+  - {name: ghost, targetModels: [{modelServerName: mss}]}
+  - {name: mixed, targetModels: [{modelServerName: ms, weight: 50}, {modelServerName: ms}]}
+  - {name: both, modelMatch: {uri: {exact: a, prefix: b}, headers: {x: ~}}, targetModels: [{modelServerName: ms}, ~]}
+  - ~
+  - {name: ok, targetModels: [{modelServerName: ms}]}
+";
+        let lowered = one(&format!("{SERVER}{route}"));
+        let shown = shown(&lowered);
+        let expected = [
+            "Error `(` is not a regular expression",
+            "Error every target has weight 0",
+            "Error a target without `modelServerName`",
+            "Error ModelServer default/mss does not exist",
+            "Error some targets have a weight and some have none",
+            "Warning several of exact, prefix and regex are given",
+            "Warning header x has no test",
+            "Error a target that is null",
+            "Error a rule that is null",
+        ];
+        for expected in expected {
+            assert!(shown.iter().any(|line| line.contains(expected)), "{expected} is missing in {shown:#?}");
+        }
+        assert_eq!(lowered.world.routes[0].rules.len(), 7);
+        let ghost = lowered.problems.iter().find(|p| p.message.contains("mss")).unwrap();
+        assert_eq!(ghost.advice.as_deref(), Some("did you mean `ms`?"));
+    }
+}

@@ -1,0 +1,126 @@
+//! ModelServers and InferencePools.
+
+use super::{Located, Reader};
+use crate::document::Problems;
+use crate::resources::{ModelServerSpec, duration};
+use crate::state::endpoint::{EndpointSpec, EngineKind};
+use crate::state::pool::{PoolKind, PoolName, TrafficPolicy};
+use crate::topology::PoolSpec;
+
+impl Reader {
+    pub(super) fn pools(&mut self, endpoints: &[EndpointSpec]) -> Vec<PoolSpec> {
+        let mut pools = Vec::new();
+        for document in &self.servers {
+            let problems = &mut self.problems[document.file];
+            let selector = &document.spec.workload_selector;
+            let pool = PoolSpec {
+                name: PoolName { kind: PoolKind::ModelServer, object: document.name.clone() },
+                model: document.spec.model.clone().filter(|model| !model.is_empty()),
+                selector: selector.match_labels.clone(),
+                traffic: traffic_policy(problems, document),
+                engine: engine(problems, document),
+            };
+            warn_ineffective(problems, document);
+            report_selection(problems, document, &pool, &["spec", "workloadSelector"], endpoints);
+            pools.push(pool);
+        }
+        for document in &self.inference_pools {
+            let pool = PoolSpec {
+                name: PoolName { kind: PoolKind::InferencePool, object: document.name.clone() },
+                model: None,
+                selector: document.spec.selector.match_labels.clone(),
+                traffic: TrafficPolicy::default(),
+                engine: None,
+            };
+            let problems = &mut self.problems[document.file];
+            report_selection(problems, document, &pool, &["spec", "selector"], endpoints);
+            pools.push(pool);
+        }
+        pools
+    }
+}
+
+fn report_selection<T>(
+    problems: &mut Problems,
+    document: &Located<T>,
+    pool: &PoolSpec,
+    path: &[&str],
+    endpoints: &[EndpointSpec],
+) {
+    let place = document.place(path);
+    if pool.selector.is_empty() {
+        let advice = Some("give at least one label under `matchLabels`".to_owned());
+        problems.error(place, "an empty selector selects no endpoint", advice);
+    } else if !endpoints.iter().any(|endpoint| pool.selects(endpoint)) {
+        let advice = Some(format!("label an Endpoint of namespace {} so", pool.name.object.namespace));
+        problems.warning(place, "no endpoint carries these labels", advice);
+    }
+}
+
+fn engine(problems: &mut Problems, document: &Located<ModelServerSpec>) -> Option<EngineKind> {
+    match document.spec.inference_engine.to_ascii_lowercase().as_str() {
+        "vllm" => Some(EngineKind::Vllm),
+        "sglang" => Some(EngineKind::Sglang),
+        "tgi" => Some(EngineKind::Tgi),
+        other => {
+            let advice = Some("vLLM, SGLang and TGI are known".to_owned());
+            problems.error(
+                document.place(&["spec", "inferenceEngine"]),
+                format!("unknown engine `{other}`"),
+                advice,
+            );
+            None
+        }
+    }
+}
+
+fn traffic_policy(problems: &mut Problems, document: &Located<ModelServerSpec>) -> TrafficPolicy {
+    let Some(policy) = &document.spec.traffic_policy else { return TrafficPolicy::default() };
+    let mut duration_at = |path: &[&str], text: &Option<String>| {
+        let text = text.as_deref()?;
+        let found = duration::parse(text);
+        if found.is_none() {
+            let advice = Some("write for example 500ms, 30s or 1m30s".to_owned());
+            problems.error(document.place(path), format!("`{text}` is not a duration"), advice);
+        }
+        found
+    };
+    let timeout = duration_at(&["spec", "trafficPolicy", "timeout"], &policy.timeout);
+    let retry = policy.retry.clone().unwrap_or_default();
+    duration_at(&["spec", "trafficPolicy", "retry", "retryInterval"], &retry.retry_interval);
+    if retry.retry_interval.is_some() {
+        let place = document.place(&["spec", "trafficPolicy", "retry", "retryInterval"]);
+        let advice = Some("set `retry_back_off` of the route in Envoy's configuration".to_owned());
+        problems.warning(place, "retryInterval has no effect: Envoy takes its pause from its route", advice);
+    }
+    let attempts = retry.attempts.and_then(|attempts| match u32::try_from(attempts) {
+        Ok(attempts) => Some(attempts),
+        Err(_) => {
+            let place = document.place(&["spec", "trafficPolicy", "retry", "attempts"]);
+            problems.error(place, format!("attempts must be 0 or more, not {attempts}"), None);
+            None
+        }
+    });
+    TrafficPolicy { timeout, attempts }
+}
+
+fn warn_ineffective(problems: &mut Problems, document: &Located<ModelServerSpec>) {
+    let spec = &document.spec;
+    let mut ineffective = Vec::new();
+    if spec.workload_selector.pd_group.is_some() {
+        ineffective
+            .push((vec!["spec", "workloadSelector", "pdGroup"], "pdGroup has no effect in this version"));
+    }
+    if spec.kv_connector.is_some() {
+        ineffective.push((vec!["spec", "kvConnector"], "kvConnector has no effect in this version"));
+    }
+    let protocol = spec.workload_port.as_ref().and_then(|port| port.protocol.as_deref());
+    if protocol.is_some_and(|protocol| protocol != "http") {
+        let path = vec!["spec", "workloadPort", "protocol"];
+        ineffective
+            .push((path, "protocol has no effect: Envoy's cluster decides how endpoints are spoken to"));
+    }
+    for (path, why) in ineffective {
+        problems.warning(document.place(&path), why, None);
+    }
+}

@@ -1,0 +1,208 @@
+//! Turns what feeds describe into the snapshot that requests read, keeping every endpoint and pool that is still itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::AHashMap;
+use tokio::time::Instant;
+
+use crate::route::{Route, RouteTable};
+use crate::state::endpoint::{EndpointSpec, EngineKind};
+use crate::state::pool::{PoolMemory, TrafficPolicy};
+use crate::state::{Endpoint, Member, ObjectName, Pool, PoolName, Snapshot};
+
+/// How long an endpoint that vanished keeps its identity, and with it what is known of its cache.
+pub const GRACE: Duration = Duration::from_secs(60);
+
+/// Everything a feed describes.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// Endpoints.
+    pub endpoints: Vec<EndpointSpec>,
+    /// Pools.
+    pub pools: Vec<PoolSpec>,
+    /// Routes.
+    pub routes: Vec<Route>,
+}
+
+/// A pool as described.
+#[derive(Clone, Debug)]
+pub struct PoolSpec {
+    /// Identity.
+    pub name: PoolName,
+    /// The model name its engines expect.
+    pub model: Option<String>,
+    /// Labels an endpoint of its namespace must carry; none selects none.
+    pub selector: BTreeMap<String, String>,
+    /// Timeout and retries.
+    pub traffic: TrafficPolicy,
+    /// The engine its endpoints run, if said.
+    pub engine: Option<EngineKind>,
+}
+
+impl PoolSpec {
+    /// Whether it selects that endpoint.
+    pub fn selects(&self, endpoint: &EndpointSpec) -> bool {
+        !self.selector.is_empty()
+            && self.name.object.namespace == endpoint.name.namespace
+            && self.selector.iter().all(|(key, value)| endpoint.labels.get(key) == Some(value))
+    }
+}
+
+/// The feeds' side of the state: remembers endpoints and pools between worlds.
+#[derive(Debug, Default)]
+pub struct Topology {
+    endpoints: AHashMap<ObjectName, Arc<Endpoint>>,
+    pools: AHashMap<PoolName, Known>,
+    retired: Vec<(Instant, Arc<Endpoint>)>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    memory: Arc<PoolMemory>,
+    members: AHashMap<u64, Arc<Member>>,
+}
+
+impl Topology {
+    /// Makes the snapshot of `world`. Endpoints that changed identity are new; all others keep bookings, signals and health.
+    pub fn apply(&mut self, mut world: World, now: Instant) -> Snapshot {
+        self.retired.retain(|(since, _)| now.duration_since(*since) < GRACE);
+        for endpoint in &mut world.endpoints {
+            if let Some(engine) =
+                world.pools.iter().filter(|pool| pool.selects(endpoint)).find_map(|pool| pool.engine)
+            {
+                endpoint.engine = engine;
+            }
+        }
+        let mut previous = std::mem::take(&mut self.endpoints);
+        for spec in &world.endpoints {
+            let kept = previous
+                .remove(&spec.name)
+                .filter(|endpoint| endpoint.is(spec))
+                .or_else(|| self.revive(spec));
+            let endpoint = kept.unwrap_or_else(|| Arc::new(Endpoint::new(spec.clone())));
+            endpoint.health.set_drain(spec.drain);
+            self.endpoints.insert(spec.name.clone(), endpoint);
+        }
+        self.retired.extend(previous.into_values().map(|endpoint| (now, endpoint)));
+
+        let mut known = std::mem::take(&mut self.pools);
+        let pools = world.pools.iter().map(|spec| {
+            let mut before = known.remove(&spec.name).unwrap_or_default();
+            let mut selected: Vec<&EndpointSpec> =
+                world.endpoints.iter().filter(|e| spec.selects(e)).collect();
+            selected.sort_by(|a, b| a.name.cmp(&b.name));
+            let members: Vec<Arc<Member>> = selected
+                .iter()
+                .map(|endpoint| {
+                    let endpoint = Arc::clone(&self.endpoints[&endpoint.name]);
+                    let member = before.members.remove(&endpoint.slot);
+                    member.unwrap_or_else(|| Arc::new(Member::new(endpoint)))
+                })
+                .collect();
+            let kept = Known {
+                memory: Arc::clone(&before.memory),
+                members: members.iter().map(|m| (m.endpoint.slot, Arc::clone(m))).collect(),
+            };
+            self.pools.insert(spec.name.clone(), kept);
+            let model = spec.model.as_deref().map(Arc::from);
+            Arc::new(Pool::new(spec.name.clone(), model, members, spec.traffic, before.memory))
+        });
+        let pools = pools.collect();
+        let endpoints = world.endpoints.iter().map(|spec| Arc::clone(&self.endpoints[&spec.name])).collect();
+        let routes = RouteTable::new(world.routes.into_iter().map(Arc::new).collect());
+        Snapshot::new(endpoints, pools, routes)
+    }
+
+    /// Slots whose cache knowledge still counts: endpoints that are there, and those that left a short while ago.
+    pub fn live_slots(&self) -> impl Iterator<Item = u64> + '_ {
+        self.endpoints
+            .values()
+            .chain(self.retired.iter().map(|(_, endpoint)| endpoint))
+            .map(|endpoint| endpoint.slot)
+    }
+
+    /// An endpoint that vanished within its grace period and is described again.
+    fn revive(&mut self, spec: &EndpointSpec) -> Option<Arc<Endpoint>> {
+        let at = self.retired.iter().position(|(_, endpoint)| endpoint.is(spec))?;
+        Some(self.retired.swap_remove(at).1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::PoolKind;
+    use crate::state::reservation::{Leg, Role};
+
+    fn endpoint(name: &str, address: &str, app: &str) -> EndpointSpec {
+        EndpointSpec {
+            name: ObjectName::new("default", name),
+            address: address.parse().unwrap(),
+            weight: 1.0,
+            labels: BTreeMap::from([("app".to_owned(), app.to_owned())]),
+            engine: EngineKind::Vllm,
+            drain: false,
+        }
+    }
+
+    fn pool(name: &str, app: &str) -> PoolSpec {
+        PoolSpec {
+            name: PoolName { kind: PoolKind::ModelServer, object: ObjectName::new("default", name) },
+            model: None,
+            selector: BTreeMap::from([("app".to_owned(), app.to_owned())]),
+            traffic: TrafficPolicy::default(),
+            engine: None,
+        }
+    }
+
+    fn world(endpoints: Vec<EndpointSpec>, pools: Vec<PoolSpec>) -> World {
+        World { endpoints, pools, routes: Vec::new() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bookings_survive_reloads_and_a_short_absence_but_not_a_new_address() {
+        let mut topology = Topology::default();
+        let here = || world(vec![endpoint("a", "10.0.0.1:80", "x")], vec![pool("p", "x")]);
+        let first = topology.apply(here(), Instant::now());
+        let member = Arc::clone(&first.pools[0].members[0]);
+        let _leg = Leg::book(Role::Serve, Arc::clone(&first.pools[0]), Arc::clone(&member), 10, 1);
+        let again = topology.apply(here(), Instant::now());
+        assert!(Arc::ptr_eq(&again.pools[0].members[0], &member));
+        topology.apply(world(vec![], vec![pool("p", "x")]), Instant::now());
+        tokio::time::advance(GRACE / 2).await;
+        let back = topology.apply(here(), Instant::now());
+        assert_eq!(back.endpoints[0].slot, member.endpoint.slot);
+        assert_eq!(back.endpoints[0].booked.read().0, 1);
+        let moved = topology.apply(world(vec![endpoint("a", "10.0.0.2:80", "x")], vec![]), Instant::now());
+        assert_ne!(moved.endpoints[0].slot, member.endpoint.slot);
+        assert_eq!(moved.endpoints[0].booked.read().0, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_absence_forgets() {
+        let mut topology = Topology::default();
+        let here = || world(vec![endpoint("a", "10.0.0.1:80", "x")], vec![]);
+        let slot = topology.apply(here(), Instant::now()).endpoints[0].slot;
+        topology.apply(World::default(), Instant::now());
+        assert_eq!(topology.live_slots().collect::<Vec<_>>(), [slot]);
+        tokio::time::advance(GRACE).await;
+        assert_ne!(topology.apply(here(), Instant::now()).endpoints[0].slot, slot);
+    }
+
+    #[test]
+    fn an_empty_selector_selects_nothing_and_namespaces_do_not_mix() {
+        let mut topology = Topology::default();
+        let mut none = pool("none", "x");
+        none.selector.clear();
+        let mut other = endpoint("b", "10.0.0.2:80", "x");
+        other.name = ObjectName::new("elsewhere", "b");
+        let snapshot = topology.apply(
+            world(vec![endpoint("a", "10.0.0.1:80", "x"), other], vec![none, pool("p", "x")]),
+            Instant::now(),
+        );
+        let sizes: Vec<usize> = snapshot.pools.iter().map(|pool| pool.members.len()).collect();
+        assert_eq!(sizes, [0, 1]);
+    }
+}
