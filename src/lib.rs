@@ -13,4 +13,3 @@ pub mod route;
 pub mod schedule;
 pub mod state;
 pub mod topology;
-pub mod usage;
