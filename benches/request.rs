@@ -1,5 +1,7 @@
 //! Time to read a chat body, to walk its canonical text and to change its model.
 
+#![allow(clippy::unwrap_used, reason = "a benchmark whose input is wrong has to stop")]
+
 use std::fmt::Write;
 use std::hint::black_box;
 

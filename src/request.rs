@@ -7,8 +7,9 @@ mod conversation;
 mod edits;
 pub mod encoding;
 mod error;
-mod lenient;
+pub(crate) mod lenient;
 mod multipart;
+mod parts;
 mod prompt;
 mod prompts;
 mod writer;
@@ -118,7 +119,7 @@ impl LlmRequest {
             StreamOptions::With { literal, .. } => edits.replace(literal.range(), "true"),
             StreamOptions::Without { at, empty: true } => edits.insert(at as usize, "\"include_usage\":true"),
             StreamOptions::Without { at, empty: false } => {
-                edits.insert(at as usize, "\"include_usage\":true,")
+                edits.insert(at as usize, "\"include_usage\":true,");
             }
             StreamOptions::Null(literal) => edits.replace(literal.range(), "{\"include_usage\":true}"),
             StreamOptions::Absent => {
@@ -186,7 +187,11 @@ pub fn parse(path: &str, content_type: Option<&str>, body: &[u8]) -> Result<LlmR
         Some(boundary) => boundary
             .and_then(|boundary| form(path, &boundary, body))
             .map_err(|problem| ParseError::Multipart { problem }),
-        None => json(api, body),
+        None => json(api, body).map(|request| LlmRequest {
+            // TGI streams by path, not by member.
+            stream: request.stream || (api == Api::SglangGenerate && path.contains("/generate_stream")),
+            ..request
+        }),
     };
     match parsed {
         Err(_) if api == Api::Other => Ok(LlmRequest::headers_only(path)),

@@ -23,25 +23,26 @@ pub enum Api {
     Other,
 }
 
+/// The ends of paths; the longer of two that end alike stands first.
+const SUFFIXES: [(&str, Api); 10] = [
+    ("/chat/completions", Api::Chat),
+    ("/completions", Api::Completions),
+    ("/responses", Api::Responses),
+    ("/embeddings", Api::Embeddings),
+    ("/v1/messages", Api::Messages),
+    ("/v1/messages/count_tokens", Api::Tokenize),
+    ("/tokenize", Api::Tokenize),
+    ("/inference/v1/generate", Api::Generate),
+    ("/generate", Api::SglangGenerate),
+    ("/generate_stream", Api::SglangGenerate),
+];
+
 impl Api {
     /// Tells the API from a path without its query. A trailing slash, a prefix such as `/openai`, and vLLM's
     /// `/render` twins (same body) make no difference.
     pub fn from_path(path: &str) -> Api {
         let path = path.split_once('?').map_or(path, |(path, _)| path).trim_end_matches('/');
         let path = path.strip_suffix("/render").unwrap_or(path);
-        // The longer suffix of two that end alike stands first.
-        const SUFFIXES: [(&str, Api); 10] = [
-            ("/chat/completions", Api::Chat),
-            ("/completions", Api::Completions),
-            ("/responses", Api::Responses),
-            ("/embeddings", Api::Embeddings),
-            ("/v1/messages", Api::Messages),
-            ("/v1/messages/count_tokens", Api::Tokenize),
-            ("/tokenize", Api::Tokenize),
-            ("/inference/v1/generate", Api::Generate),
-            ("/generate", Api::SglangGenerate),
-            ("/generate_stream", Api::SglangGenerate),
-        ];
         SUFFIXES.iter().find(|(suffix, _)| path.ends_with(suffix)).map_or(Api::Other, |(_, api)| *api)
     }
 

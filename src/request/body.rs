@@ -5,8 +5,9 @@ use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
 use super::api::Api;
-use super::conversation::{Content, Input, Messages};
+use super::conversation::{Input, Messages};
 use super::lenient::{Any, Name, Take};
+use super::parts::Content;
 use super::prompt::{Markup, Piece, Prompt, Span};
 use super::prompts::{Prompts, PromptsOf};
 use super::writer::{Role, Writer};

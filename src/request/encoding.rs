@@ -155,9 +155,11 @@ mod tests {
         let level = flate2::Compression::default();
         match encoding {
             Encoding::Identity => out.extend_from_slice(plain),
-            Encoding::Gzip => drop(flate2::read::GzEncoder::new(plain, level).read_to_end(&mut out).unwrap()),
+            Encoding::Gzip => {
+                flate2::read::GzEncoder::new(plain, level).read_to_end(&mut out).unwrap();
+            }
             Encoding::Deflate => {
-                drop(flate2::read::ZlibEncoder::new(plain, level).read_to_end(&mut out).unwrap())
+                flate2::read::ZlibEncoder::new(plain, level).read_to_end(&mut out).unwrap();
             }
             Encoding::Brotli => {
                 brotli::CompressorWriter::new(&mut out, 4096, 5, 22).write_all(plain).unwrap();
@@ -190,7 +192,7 @@ mod tests {
         let plain = br#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#.repeat(50);
         let encoded = encode(encoding, &plain);
         let bytes: Vec<Vec<u8>> = encoded.iter().map(|byte| vec![*byte]).collect();
-        assert_eq!(encoding.decode(&[encoded.clone()], plain.len()).unwrap(), plain);
+        assert_eq!(encoding.decode(std::slice::from_ref(&encoded), plain.len()).unwrap(), plain);
         assert_eq!(encoding.decode(&bytes, plain.len()).unwrap(), plain);
         assert_eq!(
             encoding.decode(&bytes, plain.len() - 1),

@@ -98,9 +98,7 @@ pub enum ParseError {
         problem: ModelProblem,
     },
     /// Nested deeper than any request needs.
-    #[error(
-        "the request body is nested too deeply at {at}; at most 100 levels inside `messages` or `input` are read"
-    )]
+    #[error("the request body is nested too deeply at {at}; at most 128 levels are read")]
     TooDeep {
         /// Where the limit was passed.
         at: Position,

@@ -5,13 +5,13 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// A JSON string: still in the body, or decoded because it had escapes.
-pub(super) enum Text<'t, 'b> {
+pub(crate) enum Text<'t, 'b> {
     InBody(&'b str),
     Decoded(&'t str),
 }
 
 impl Text<'_, '_> {
-    pub(super) fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         match self {
             Text::InBody(text) | Text::Decoded(text) => text,
         }
@@ -19,7 +19,7 @@ impl Text<'_, '_> {
 }
 
 /// What to do with a value, by its type; whatever is not overridden counts as [`Take::other`].
-pub(super) trait Take<'b>: Sized {
+pub(crate) trait Take<'b>: Sized {
     type Out;
 
     /// The value is of a type that means nothing here.
@@ -46,7 +46,7 @@ pub(super) trait Take<'b>: Sized {
 }
 
 /// Makes a [`Take`] the reader of one value.
-pub(super) struct Any<T>(pub(super) T);
+pub(crate) struct Any<T>(pub(crate) T);
 
 impl<'b, T: Take<'b>> DeserializeSeed<'b> for Any<T> {
     type Value = T::Out;
@@ -101,7 +101,7 @@ impl<'b, T: Take<'b>> Visitor<'b> for Any<T> {
 }
 
 /// Reads a member name and tells what it stands for, without keeping it.
-pub(super) struct Name<K>(pub(super) fn(&str) -> K);
+pub(crate) struct Name<K>(pub(crate) fn(&str) -> K);
 
 impl<'b, K> DeserializeSeed<'b> for Name<K> {
     type Value = K;

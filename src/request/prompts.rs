@@ -71,7 +71,7 @@ fn flat_ids<'b, A: SeqAccess<'b>>(first: u32, mut list: A) -> Result<Prompts, A:
 
 struct TokenId;
 
-impl<'b> Take<'b> for TokenId {
+impl Take<'_> for TokenId {
     type Out = Option<u32>;
 
     fn other(self) -> Option<u32> {
@@ -111,16 +111,13 @@ impl<'b> Take<'b> for Element<'_> {
 
     fn list<A: SeqAccess<'b>>(self, mut list: A) -> Result<Option<Entry>, A::Error> {
         let Some(first) = list.next_element_seed(Any(TokenId))? else { return Ok(None) };
-        let ids = match first {
-            Some(first) => flat_ids(first, list)?,
-            None => {
-                while list.next_element::<IgnoredAny>()?.is_some() {}
-                Prompts::Unclear
-            }
+        let Some(first) = first else {
+            while list.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(None);
         };
-        Ok(match ids {
+        Ok(match flat_ids(first, list)? {
             Prompts::TokenIds { ids, .. } => Some(Entry::Ids(ids)),
-            _ => None,
+            Prompts::Text { .. } | Prompts::Unclear => None,
         })
     }
 }

@@ -217,6 +217,17 @@ fn usage_is_asked_for_once(#[case] body: &str, #[case] expected: Option<&str>) {
 }
 
 #[test]
+fn tgi_streams_by_path() {
+    for (path, stream) in [("/generate_stream", true), ("/generate", false)] {
+        let body = br#"{"inputs":"x","parameters":{"max_new_tokens":5,"adapter_id":"l"}}"#;
+        let request = parse(path, None, body).unwrap();
+        assert_eq!((request.stream, request.max_tokens), (stream, Some(5)));
+        assert_eq!(request.lora.as_deref(), Some("l"));
+        assert_eq!((request.model, request.prompt.text_len()), (None, 1));
+    }
+}
+
+#[test]
 fn a_prefix_counts_if_it_holds_the_model() {
     let body = r#"{"stream":true,"model":"m","messages":[{"role":"user","content":"é"}]}"#;
     let end_of_model = body.find(",\"messages").unwrap();
