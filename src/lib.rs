@@ -1,3 +1,4 @@
 //! x
 
 pub mod request;
+pub mod usage;
