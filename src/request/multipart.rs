@@ -96,6 +96,17 @@ mod tests {
     }
 
     #[test]
+    fn preamble_empty_fields_and_repeated_names_are_read() {
+        let form =
+            b"preamble\r\n--xyz  \r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n\r\n--xyz\r\n\
+            Content-Disposition: form-data; name=\"model\"\r\n\r\nlast\r\n--xyz--";
+        let read = read("xyz", form).unwrap();
+        assert_eq!(read.model.as_deref(), Some("last"));
+        let places: Vec<&[u8]> = read.models.iter().map(|span| &form[span.range()]).collect();
+        assert_eq!(places, [&b""[..], b"last"]);
+    }
+
+    #[test]
     fn broken_forms_are_errors() {
         assert!(read("xyz", &FORM[..FORM.len() - 40]).is_err());
         assert!(read("other", FORM).is_err());

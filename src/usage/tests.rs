@@ -92,6 +92,12 @@ fn usage_split_anywhere_is_counted_once_and_every_chunk_passes_at_once() {
         assert!(scanner.finish().is_empty());
         assert_eq!(scanner.usage(), usage(7, 10, None));
     }
+    let two_lines = b"data: {\"usage\":\ndata: {\"prompt_tokens\":3}}\n\n";
+    for at in 0..two_lines.len() {
+        let chunks = [&two_lines[..at], b"", &two_lines[at..]];
+        let (scanner, _) = scan(Scanner::new(Some(EVENTS), None, false), chunks);
+        assert_eq!((scanner.usage(), scanner.events()), (usage(3, 0, None), 1));
+    }
     let unfinished = SPLIT.strip_suffix(b"\n\ndata: [DONE]\n\n").unwrap();
     assert_eq!(events(unfinished, false).0.usage(), usage(7, 10, None));
     let mut running = String::new();
@@ -155,6 +161,9 @@ fn a_long_event_is_not_held_back() {
     assert_eq!(scanner.push(&long[100..]), Forward::Replaced(long.clone()));
     assert_eq!(scanner.push(b"\"}\n\n"), Forward::Unchanged);
     assert_eq!(scanner.usage(), usage(1, 0, None));
+    // Whole in one chunk it stays too: what the client sees does not depend on the chunks.
+    let whole = [&long, &b"\"}\n\n"[..]].concat();
+    assert!(events(&whole, true).1 == whole);
 }
 
 #[test]
@@ -257,6 +266,22 @@ fn compressed_bodies_pass_untouched_and_are_read_aside(
 }
 
 #[rstest]
+fn a_compressed_stream_that_breaks_off_is_read_as_far_as_it_came(
+    #[values("gzip", "deflate", "br", "zstd")] encoding: &str,
+) {
+    // Noise after the usage, so that it lies in a block of its own well before the cut.
+    let noise: String = (0..200_000_u32)
+        .map(|n| char::from(b'a' + (n.wrapping_mul(2_654_435_761) >> 24) as u8 % 26))
+        .collect();
+    let body = format!("data: {{\"usage\":{{\"prompt_tokens\":7}}}}\n\ndata: {noise}\n\n");
+    let encoded = encode(encoding, body.as_bytes());
+    let cut = &encoded[..encoded.len() * 9 / 10];
+    let (scanner, forwarded) = scan(Scanner::new(Some(EVENTS), Some(encoding), false), cut.chunks(1000));
+    assert_eq!(scanner.usage(), usage(7, 0, None));
+    assert_eq!(forwarded, cut);
+}
+
+#[rstest]
 #[case(Some("compress"), Some(EVENTS))]
 #[case(Some("gzip, gzip"), Some(EVENTS))]
 #[case(None, Some("audio/mpeg"))]
@@ -292,14 +317,14 @@ proptest! {
             "data: {\"usage\":{\"completion_tokens\":9}}", "data: {\"error\":{}}", "data: [DONE]", "event: x", ": c", "data", "é",
             "\n", "\n", "\n\n", "\r", "\r\r", "\r\n", "\r\n\r\n", "\n\r",
         ]), 0..30),
-        cuts in prop::collection::vec(1_usize..40, 1..20),
+        cuts in prop::collection::vec(0_usize..40, 1..20),
         withhold in any::<bool>(),
     ) {
         let body = pieces.concat().into_bytes();
         let (whole, forwarded) = events(&body, withhold);
         let mut chunks = Vec::new();
         let mut rest = body.as_slice();
-        for cut in cuts.iter().cycle().take_while(|_| true) {
+        for cut in cuts.iter().chain(&[1]).cycle() {
             if rest.is_empty() { break; }
             let (chunk, left) = rest.split_at((*cut).min(rest.len()));
             chunks.push(chunk);

@@ -69,7 +69,7 @@ fn kthenas_hash_vectors_come_out() {
 fn one_text_part_is_the_same_as_a_string() {
     let a = r#"{"model":"m","messages":[{"role":"system","content":"You are helpful.\n"},{"role":"user","content":"Seattle?"}]}"#;
     let b = r#"{"model":"m","messages":[{"role":"system","content":[{"text":"You are helpful.\n","type":"text"}]},{"role":"user","content":[{"type":"text","text":"Seattle?"}]}]}"#;
-    let split = r#"{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"You are"},{"type":"input_text","text":" helpful.\n"}]},{"role":"user","content":[{"type":"hologram","x":[1]},{"text":"Seattle?"},{"type":"refusal","text":"no"}]}]}"#;
+    let split = r#"{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"You are"},{"type":"input_text","text":" helpful.\n"}]},{"role":"user","content":[{"content":"no","type":"hologram","x":[1]},{"text":"Seattle?"},{"type":"refusal","text":"no"}]}]}"#;
     assert_eq!(text(CHAT, a), text(CHAT, b));
     assert_eq!(chat(a).prompt.estimated_tokens(), chat(b).prompt.estimated_tokens());
     assert_eq!(
@@ -144,6 +144,8 @@ fn tools_stand_first_wherever_their_key_is() {
     assert_eq!(first, format!("{tools}<|im_start|>user\nx<|im_end|>\n"));
     let functions = text(CHAT, &format!(r#"{{"functions":[1],"messages":{messages},"tools":{tools}}}"#));
     assert_eq!(functions, format!("{tools}[1]<|im_start|>user\nx<|im_end|>\n"));
+    let system = text("/v1/messages", &format!(r#"{{"system":"S","messages":{messages},"tools":{tools}}}"#));
+    assert_eq!(system, format!("{tools}<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nx<|im_end|>\n"));
     for none in ["null", "[ ]"] {
         let without = text(CHAT, &format!(r#"{{"tools":{none},"messages":{messages}}}"#));
         assert_eq!(without, "<|im_start|>user\nx<|im_end|>\n");
