@@ -1,4 +1,25 @@
 //! Pilotfish picks the engine, Envoy moves the bytes.
+//!
+//! ```text
+//!        Envoy --ext_proc--> extproc    stream plumbing round a pure state machine: event in, actions out, no IO
+//!                              |  headers, body
+//!                            request    one pass over the body: model, stream, limits, prompt spans; edits, never re-encoding
+//!                              |  LlmRequest
+//!                            route      ModelRoute | InferencePool -> pool + the model name its engines see
+//!                              |
+//!                            prompt     text -> chained block hashes, only if a plugin of the profile asks
+//!                              |
+//!                            schedule   candidates -> filter -> score -> pick and reserve, one step    <- plugins
+//!                              |  decision + reservation
+//!        Envoy <--headers--- extproc    destination, metadata, edited body; usage and timing on the way back
+//!                              |
+//!                            settle     what became of it: bookings released, tokens counted, one record kept
+//!
+//!        state <- topology <- feed      endpoints, pools, routes, signals       index   who holds which blocks
+//! ```
+//!
+//! Imports point downwards and to the right: `plugins` and `schedule` know `state`, `index` and `request`; nothing but
+//! `extproc`, `feed`, `admin` and `app` knows of gRPC or HTTP, and only `app` wires.
 
 pub mod clock;
 pub mod decision;
@@ -8,8 +29,10 @@ pub mod metrics;
 pub mod plugins;
 pub mod prompt;
 pub mod refusal;
+pub mod request;
 pub mod resources;
 pub mod route;
 pub mod schedule;
 pub mod state;
 pub mod topology;
+pub mod usage;
