@@ -22,8 +22,10 @@
 //! `extproc`, `feed`, `admin` and `app` knows of gRPC or HTTP, and only `app` wires.
 
 pub mod clock;
+pub mod decide;
 pub mod decision;
 pub mod document;
+pub mod extproc;
 pub mod index;
 pub mod metrics;
 pub mod plugins;
@@ -33,6 +35,8 @@ pub mod request;
 pub mod resources;
 pub mod route;
 pub mod schedule;
+pub mod settle;
 pub mod state;
 pub mod topology;
+pub mod trust;
 pub mod usage;

@@ -130,6 +130,7 @@ pub(crate) mod testing {
             blocks,
             prompt_tokens: 0,
             max_tokens: None,
+            answers: 1,
             subset: None,
             wanted: 3,
             seed: 7,

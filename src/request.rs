@@ -7,6 +7,7 @@ mod conversation;
 mod edits;
 pub mod encoding;
 mod error;
+pub mod head;
 pub(crate) mod lenient;
 mod multipart;
 mod parts;

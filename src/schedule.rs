@@ -38,6 +38,8 @@ pub struct Ask<'a> {
     pub prompt_tokens: u64,
     /// Output tokens the client allows.
     pub max_tokens: Option<u64>,
+    /// Answers wanted, each with its own output.
+    pub answers: u32,
     /// Restriction that came with the request.
     pub subset: Option<&'a Subset>,
     /// Endpoints to rank: the choice and the alternatives for retries.
@@ -91,7 +93,8 @@ impl Scheduler {
         let chosen = space.candidates[space.ranked[0] as usize];
         let predicted_cached_tokens = ask.blocks.tokens(chosen.depth).min(ask.prompt_tokens);
         let uncached = ask.prompt_tokens - predicted_cached_tokens;
-        let output = pool.memory.learned.expected_output(ask.max_tokens);
+        let output =
+            pool.memory.learned.expected_output(ask.max_tokens).saturating_mul(u64::from(ask.answers));
         let member = Arc::clone(&pool.members[chosen.member as usize]);
         let leg = Leg::book(Role::Serve, Arc::clone(pool), member, uncached, output);
         let record = record(&space, &profile, pool, ask, (uncached, output));

@@ -63,6 +63,16 @@ enum Format {
     Opaque,
 }
 
+impl std::fmt::Debug for Scanner {
+    /// Response text stays out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scanner")
+            .field("events", &self.events())
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Scanner {
     /// A scanner for one response, from its headers.
     ///

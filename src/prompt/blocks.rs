@@ -6,10 +6,8 @@
 
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
+use crate::request::BYTES_PER_TOKEN;
 use crate::schedule::plugin::BlockNeeds;
-
-/// Bytes of text that count as one token wherever no tokenizer is at hand.
-pub const BYTES_PER_TOKEN: u64 = 4;
 
 /// The block hashes of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +56,7 @@ impl Blocks {
 
     /// Tokens in the leading `depth` blocks, by [`BYTES_PER_TOKEN`].
     pub fn tokens(&self, depth: u32) -> u64 {
-        (u64::from(depth) * self.block_bytes).min(self.bytes) / BYTES_PER_TOKEN
+        (u64::from(depth) * self.block_bytes).min(self.bytes) / BYTES_PER_TOKEN as u64
     }
 
     /// Bytes in the leading `depth` blocks.

@@ -1,0 +1,410 @@
+//! One request from its headers and body to a decision: parse, route, hash, schedule.
+//!
+//! No IO and no gRPC: the ext_proc server and `/debug/explain` both call it. Dropping the future of [`Decider::decide`]
+//! cancels the request: whatever it has booked is released with it.
+
+mod body;
+mod models;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+pub use body::{Body, Chunks};
+
+use crate::decision::{Record, cut};
+use crate::metrics::{Metrics, Stage};
+use crate::prompt::Blocks;
+use crate::refusal::Refusal;
+use crate::request::head::Head;
+use crate::request::{Edits, LlmRequest};
+use crate::route::{self, Question, Routed};
+use crate::schedule::{Ask, Picked, Scheduler, Subset};
+use crate::state::pool::TrafficPolicy;
+use crate::state::reservation::Leg;
+use crate::state::{Endpoint, ObjectName, Store};
+
+/// Whether to ask engines for token usage that clients did not ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum UsageInjection {
+    /// Where response bodies are streamed through the picker; the extra event is withheld from the client.
+    #[default]
+    Auto,
+    /// Everywhere; where response bodies are not seen, clients get the extra event.
+    Always,
+    /// Never.
+    Off,
+}
+
+/// What decisions are configured by.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Largest body, encoded and decoded, bytes.
+    pub max_body: usize,
+    /// The pool of requests that no route claims.
+    pub default_pool: Option<ObjectName>,
+    /// Whether privileged hints are obeyed.
+    pub trust_hints: bool,
+    /// Usage injection.
+    pub usage_injection: UsageInjection,
+    /// Whether the whole candidate table is kept of 1 decision in so many; the best 8 always are.
+    pub decision_detail: u32,
+    /// Name of this process in decision ids.
+    pub replica: Box<str>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_body: 64 << 20,
+            default_pool: None,
+            trust_hints: false,
+            usage_injection: UsageInjection::Auto,
+            decision_detail: 1_000,
+            replica: "local".into(),
+        }
+    }
+}
+
+/// Endpoints that Envoy's retries can use: `d1`, `d2`, `d3` of the shipped composite cluster.
+const RANKED: usize = 3;
+/// Candidates beside the picked that a record keeps.
+const BEST_KEPT: usize = 8;
+/// Pools up to this size are kept whole.
+const KEPT_WHOLE: usize = 64;
+
+/// A request as it arrived.
+#[derive(Debug)]
+pub struct Arrived {
+    /// Its headers.
+    pub head: Head,
+    /// Its body.
+    pub body: Body,
+    /// Candidate restriction.
+    pub subset: Option<Subset>,
+    /// Whether the response body will pass through us.
+    pub sees_response: bool,
+    /// When its headers came.
+    pub started: Instant,
+    /// When its last body byte came.
+    pub complete: Instant,
+}
+
+/// What a decided request is answered with.
+#[derive(Debug)]
+pub enum Verdict {
+    /// An endpoint serves it.
+    Serve(Box<Served>),
+    /// The picker serves it: a JSON body with status 200.
+    Answer(String),
+}
+
+/// A request on its way to an endpoint.
+#[derive(Debug)]
+pub struct Served {
+    /// The choice and its alternatives, best first.
+    pub ranked: SmallVec<[Arc<Endpoint>; 3]>,
+    /// The booking.
+    pub leg: Leg,
+    /// The request's headers.
+    pub head: Head,
+    /// The record, to be completed.
+    pub record: Box<Record>,
+    /// The body to forward: the one that came, or its decoded form where an edit asks for it.
+    pub body: Body,
+    /// Whether `body` was decoded, so that `content-encoding` must go.
+    pub decoded: bool,
+    /// Changes to the body.
+    pub edits: Edits,
+    /// Whether we asked for a usage event that the client must not see.
+    pub withhold_usage: bool,
+    /// Timeout and retries of the pool.
+    pub traffic: TrafficPolicy,
+    /// The client's model name.
+    pub model: Box<str>,
+    /// When the engine should have prefilled the prompt.
+    pub prefill: Duration,
+    /// Whether the client asked for a stream.
+    pub stream: bool,
+}
+
+/// Decides requests.
+#[derive(Debug)]
+pub struct Decider {
+    /// Topology.
+    pub store: Arc<Store>,
+    /// Pipeline.
+    pub scheduler: Arc<Scheduler>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Configuration.
+    pub settings: Settings,
+}
+
+/// A refusal, and the body it concerns so that nothing of it is lost to the record.
+#[derive(Debug)]
+pub struct Refused {
+    /// Why.
+    pub refusal: Refusal,
+    /// What was known by then.
+    pub record: Box<Record>,
+    /// The pool, if one was found.
+    pub pool: Option<Arc<crate::state::Pool>>,
+}
+
+impl Decider {
+    /// Decides one request.
+    pub async fn decide(&self, arrived: Arrived) -> Result<Verdict, Box<Refused>> {
+        let id = self.decision_id();
+        let mut record = Box::new(Record::begin(id, arrived.head.get("x-request-id").unwrap_or_default()));
+        record.stages.receive = arrived.complete.duration_since(arrived.started);
+        self.metrics.stage(Stage::Receive, record.stages.receive);
+        match self.decide_into(&mut record, arrived) {
+            Ok(Outcome::Answer(body)) => Ok(Verdict::Answer(body)),
+            Ok(Outcome::Serve(served)) => Ok(Verdict::Serve(Box::new(served.with(record)))),
+            Err((refusal, pool)) => Err(Box::new(Refused { refusal, record, pool })),
+        }
+    }
+
+    /// The decision table for a request, with nothing booked.
+    pub fn explain(&self, arrived: &Arrived) -> Result<Record, Refusal> {
+        let mut record = Record::begin(self.decision_id(), "");
+        let (request, text) = self.parse(&mut record, &arrived.head, &arrived.body)?;
+        let (routed, seed) = self.route(&mut record, &arrived.head, &request)?;
+        let pipeline = self.scheduler.pipeline();
+        let blocks = self.blocks(&mut record, &pipeline, &request, text.bytes(), &routed.target_model);
+        let ask =
+            Ask { subset: arrived.subset.as_ref(), ..ask(&routed, &request, &blocks, seed, usize::MAX) };
+        record.legs.push(self.scheduler.explain(&pipeline, &routed.pool, &ask)?);
+        Ok(record)
+    }
+
+    fn decide_into(
+        &self,
+        record: &mut Record,
+        mut arrived: Arrived,
+    ) -> Result<Outcome, (Refusal, Option<Arc<crate::state::Pool>>)> {
+        if let Some(list) = models::answer(&self.store.load(), &arrived) {
+            return Ok(Outcome::Answer(list));
+        }
+        let (request, text) =
+            self.parse(record, &arrived.head, &arrived.body).map_err(|refusal| (refusal, None))?;
+        let (routed, seed) =
+            self.route(record, &arrived.head, &request).map_err(|refusal| (refusal, None))?;
+        let pipeline = self.scheduler.pipeline();
+        let blocks = self.blocks(record, &pipeline, &request, text.bytes(), &routed.target_model);
+
+        let began = Instant::now();
+        let ask = Ask {
+            subset: arrived.subset.as_ref(),
+            ..ask(&routed, &request, &blocks, seed, self.detail(seed, &routed))
+        };
+        let picked = self
+            .scheduler
+            .pick(&pipeline, &routed.pool, &ask)
+            .map_err(|refusal| (refusal, Some(Arc::clone(&routed.pool))))?;
+        record.stages.schedule = began.elapsed();
+        self.metrics.stage(Stage::Schedule, record.stages.schedule);
+
+        let mut edits = Edits::new();
+        if request.model.as_deref().is_some_and(|model| *model != *routed.target_model) {
+            request.rename_model(&routed.target_model, &mut edits);
+        }
+        let withhold_usage = self.ask_for_usage(&request, &arrived, &mut edits);
+        let decoded = text.into_decoded().filter(|_| !edits.is_empty());
+        let is_decoded = decoded.is_some();
+        if let Some(decoded) = decoded {
+            arrived.body = Body::Whole(Chunks::of(decoded));
+        }
+        record.prompt_tokens = request.prompt.estimated_tokens();
+        record.predicted_cached_tokens = picked.predicted_cached_tokens;
+        Ok(Outcome::Serve(Chosen {
+            prefill: routed
+                .pool
+                .memory
+                .learned
+                .expected_prefill(record.prompt_tokens - picked.predicted_cached_tokens),
+            picked,
+            head: arrived.head,
+            body: arrived.body,
+            decoded: is_decoded,
+            edits,
+            withhold_usage,
+            traffic: routed.pool.traffic,
+            model: request.model.unwrap_or_default(),
+            stream: request.stream,
+        }))
+    }
+
+    fn parse<'a>(
+        &self,
+        record: &mut Record,
+        head: &Head,
+        body: &'a Body,
+    ) -> Result<(LlmRequest, body::Text<'a>), Refusal> {
+        let began = Instant::now();
+        let parsed = body::parse(head, body, self.settings.max_body)?;
+        record.stages.parse = began.elapsed();
+        self.metrics.stage(Stage::Parse, record.stages.parse);
+        record.model = cut(parsed.0.model.as_deref().unwrap_or_default());
+        Ok(parsed)
+    }
+
+    fn route(
+        &self,
+        record: &mut Record,
+        head: &Head,
+        request: &LlmRequest,
+    ) -> Result<(Routed, u64), Refusal> {
+        let began = Instant::now();
+        let seed: u64 = rand::random();
+        let question = Question {
+            model: request.model.as_deref(),
+            path: head.path(),
+            header: &|name| head.get(name),
+            draw: seed,
+        };
+        let mut routed = route::route(&self.store.load(), self.settings.default_pool.as_ref(), &question)?;
+        if self.settings.trust_hints
+            && let Some(forced) = head.model_rewrite()
+        {
+            routed.target_model = forced.into();
+        }
+        record.pool = Some(Arc::clone(&routed.pool.label));
+        record.route.clone_from(&routed.route);
+        record.target_model = Some(Arc::clone(&routed.target_model));
+        record.stages.route = began.elapsed();
+        self.metrics.stage(Stage::Route, record.stages.route);
+        Ok((routed, seed))
+    }
+
+    fn blocks(
+        &self,
+        record: &mut Record,
+        pipeline: &crate::schedule::Pipeline,
+        request: &LlmRequest,
+        body: &[u8],
+        model: &str,
+    ) -> Blocks {
+        let Some(index) = &pipeline.index else { return Blocks::default() };
+        let began = Instant::now();
+        let salt = request.cache_salt.as_deref();
+        let blocks = Blocks::of_text(index.needs(), model, salt, |sink| request.prompt.render(body, sink));
+        record.rung = if blocks.is_empty() { "load" } else { "approximate" };
+        record.stages.prompt = began.elapsed();
+        self.metrics.stage(Stage::Prompt, record.stages.prompt);
+        blocks
+    }
+
+    /// Asks the engine for usage where configured; true if the client must not see the extra event.
+    fn ask_for_usage(&self, request: &LlmRequest, arrived: &Arrived, edits: &mut Edits) -> bool {
+        let withhold = arrived.sees_response && accepts_identity(&arrived.head);
+        match self.settings.usage_injection {
+            UsageInjection::Off => false,
+            UsageInjection::Auto => withhold && request.ask_for_usage(edits),
+            UsageInjection::Always => request.ask_for_usage(edits) && withhold,
+        }
+    }
+
+    /// Candidates to keep in the record.
+    fn detail(&self, seed: u64, routed: &Routed) -> usize {
+        let members = routed.pool.members.len();
+        let whole = members <= KEPT_WHOLE
+            || (self.settings.decision_detail > 0
+                && seed.is_multiple_of(u64::from(self.settings.decision_detail)));
+        if whole { members } else { RANKED + BEST_KEPT }
+    }
+
+    fn decision_id(&self) -> Box<str> {
+        format!("{}-{:032x}", self.settings.replica, rand::random::<u128>()).into()
+    }
+}
+
+fn ask<'a>(
+    routed: &'a Routed,
+    request: &LlmRequest,
+    blocks: &'a Blocks,
+    seed: u64,
+    detail: usize,
+) -> Ask<'a> {
+    Ask {
+        model: &routed.target_model,
+        blocks,
+        prompt_tokens: request.prompt.estimated_tokens(),
+        max_tokens: request.max_tokens,
+        answers: request.n,
+        subset: None,
+        wanted: routed.pool.traffic.attempts.map_or(RANKED, |attempts| attempts as usize + 1),
+        seed,
+        detail,
+    }
+}
+
+/// Whether the client takes an uncompressed response, as all do that do not forbid it.
+fn accepts_identity(head: &Head) -> bool {
+    head.get("accept-encoding").is_none_or(|value| {
+        !value.split(',').any(|coding| {
+            let mut parts = coding.split(';').map(str::trim);
+            matches!(parts.next(), Some("identity" | "*"))
+                && parts.any(|p| p.strip_prefix("q=").is_some_and(|q| q.parse::<f32>() == Ok(0.0)))
+        })
+    })
+}
+
+enum Outcome {
+    Answer(String),
+    Serve(Chosen),
+}
+
+/// [`Served`] before it has its record.
+struct Chosen {
+    picked: Picked,
+    head: Head,
+    body: Body,
+    decoded: bool,
+    edits: Edits,
+    withhold_usage: bool,
+    traffic: TrafficPolicy,
+    model: Box<str>,
+    prefill: Duration,
+    stream: bool,
+}
+
+impl Chosen {
+    fn with(self, mut record: Box<Record>) -> Served {
+        record.legs.push(self.picked.record);
+        Served {
+            ranked: self.picked.ranked,
+            leg: self.picked.leg,
+            head: self.head,
+            record,
+            body: self.body,
+            decoded: self.decoded,
+            edits: self.edits,
+            withhold_usage: self.withhold_usage,
+            traffic: self.traffic,
+            model: self.model,
+            prefill: self.prefill,
+            stream: self.stream,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(None, true)]
+    #[case(Some("gzip, br"), true)]
+    #[case(Some("identity;q=0"), false)]
+    #[case(Some("gzip, *;q=0"), false)]
+    #[case(Some("*;q=0.5"), true)]
+    fn identity_is_accepted_unless_forbidden(#[case] value: Option<&str>, #[case] accepted: bool) {
+        let head = Head::new(value.map(|value| ("accept-encoding".to_owned(), value.to_owned())));
+        assert_eq!(accepts_identity(&head), accepted);
+    }
+}

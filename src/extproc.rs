@@ -1,0 +1,73 @@
+//! The ext_proc server: Envoy's streams in, decisions out.
+//!
+//! [`exchange`] is the pure state machine, [`stream`] the plumbing round it, [`access_log`] the second witness of how
+//! requests end. Everything here speaks Envoy's messages; nothing behind it does.
+
+pub mod access_log;
+pub mod budget;
+pub mod exchange;
+pub mod message;
+pub mod mode;
+pub mod reply;
+pub mod stream;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessor;
+use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::decide::Decider;
+use crate::metrics::Metrics;
+use crate::settle::Ledger;
+
+pub use budget::Budget;
+
+/// Everything a stream needs.
+#[derive(Debug)]
+pub struct Shared {
+    /// Decides requests.
+    pub decider: Decider,
+    /// Settles them.
+    pub ledger: Arc<Ledger>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Bound on the bytes held.
+    pub budget: Arc<Budget>,
+    /// How long a body piece may be awaited.
+    pub body_idle_timeout: Duration,
+    /// How long a decision may take.
+    pub decision_timeout: Duration,
+    /// Cancelled when the drain's time is up: what is still held is refused.
+    pub drain_over: CancellationToken,
+}
+
+/// The service.
+#[derive(Clone, Debug)]
+pub struct ExtProc {
+    shared: Arc<Shared>,
+}
+
+impl ExtProc {
+    /// A service over `shared`.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+#[tonic::async_trait]
+impl ExternalProcessor for ExtProc {
+    type ProcessStream = stream::Replies;
+
+    async fn process(
+        &self,
+        request: Request<Streaming<ProcessingRequest>>,
+    ) -> Result<Response<Self::ProcessStream>, Status> {
+        Ok(Response::new(stream::replies(Arc::clone(&self.shared), request.into_inner())))
+    }
+}
+
+/// The type of a stream's replies.
+pub type Reply = Result<ProcessingResponse, Status>;

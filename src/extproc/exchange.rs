@@ -1,0 +1,464 @@
+//! The state machine of one ext_proc stream: a message in, replies and a step out. No IO, no clock but what it is told.
+//!
+//! ```text
+//! Start -> Receiving -> Deciding -> Responding -> Done
+//!   \________ no body _____/ \______ refused ______/
+//! ```
+//!
+//! Every message of Envoy gets exactly the replies its mode asks for; a reply that Envoy does not expect would fail the
+//! request. In the buffered modes headers are let go at once and the decision rides on the body reply; in full duplex the
+//! header reply waits for the decision and the body follows it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+};
+use tokio::time::Instant;
+
+use super::budget::{Budget, Held};
+use super::mode::{BodyMode, Modes};
+use super::{message, reply};
+use crate::decide::{Arrived, Body, Chunks, Served};
+use crate::refusal::{Reason, Refusal};
+use crate::request::Edits;
+use crate::request::head::Head;
+use crate::schedule::Subset;
+use crate::settle::{Progress, UpstreamFacts};
+use crate::usage::{Forward, Scanner};
+
+/// Most bytes in one piece of a body that we send: two chained full-duplex filters lose the end of larger ones.
+pub const MAX_PIECE: usize = 62_000;
+
+/// Replies on their way to Envoy.
+pub type Outbox = VecDeque<ProcessingResponse>;
+
+/// What the driver must do after a message.
+#[derive(Debug)]
+pub enum Step {
+    /// Wait for the next message.
+    Wait,
+    /// Decide the request, then call [`Exchange::serve`], [`Exchange::answer`] or [`Exchange::refuse`].
+    Decide(Box<Arrived>),
+    /// The request cannot be decided: refuse it.
+    Refuse(Refusal),
+    /// The first byte of the response body has come.
+    FirstByte,
+    /// Response headers have come.
+    ResponseHeaders,
+    /// Envoy has answered the request itself: stop deciding.
+    Abandon,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Start,
+    Receiving,
+    Deciding,
+    Responding,
+    Done,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub struct Exchange {
+    modes: Modes,
+    phase: Phase,
+    head: Head,
+    subset: Option<Subset>,
+    body: Chunks,
+    /// Whether the request has a body, and whether its end has been marked by trailers.
+    has_body: bool,
+    ended_by_trailers: bool,
+    held: Held,
+    max_body: usize,
+    started: Instant,
+    scanner: Option<Scanner>,
+    withhold_usage: bool,
+    /// What has been seen of the response.
+    pub progress: Progress,
+}
+
+impl Exchange {
+    /// A stream that has said nothing yet.
+    pub fn new(budget: Arc<Budget>, max_body: usize, now: Instant) -> Self {
+        Self {
+            modes: Modes::learn(None),
+            phase: Phase::Start,
+            head: Head::default(),
+            subset: None,
+            body: Chunks::default(),
+            has_body: true,
+            ended_by_trailers: false,
+            held: Held::new(budget),
+            max_body,
+            started: now,
+            scanner: None,
+            withhold_usage: false,
+            progress: Progress::default(),
+        }
+    }
+
+    /// Whether body pieces are awaited, which may stop coming.
+    pub fn awaits_body(&self) -> bool {
+        self.phase == Phase::Receiving && self.modes.request == BodyMode::FullDuplex
+    }
+
+    /// Whether the request has begun and is not answered yet.
+    pub fn is_unanswered(&self) -> bool {
+        matches!(self.phase, Phase::Receiving | Phase::Deciding)
+    }
+
+    /// Whether nothing more will be said.
+    pub fn is_done(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    /// Whether response bodies pass through.
+    pub fn sees_response_body(&self) -> bool {
+        self.modes.response != BodyMode::None
+    }
+
+    /// Takes one message.
+    pub fn receive(&mut self, incoming: ProcessingRequest, now: Instant, out: &mut Outbox) -> Step {
+        if self.phase == Phase::Start {
+            self.modes = Modes::learn(incoming.protocol_config.as_ref());
+        }
+        let metadata = incoming.metadata_context.as_ref();
+        match incoming.request {
+            Some(Request::RequestHeaders(headers)) => {
+                self.subset = message::subset(metadata);
+                self.request_headers(headers, now, out)
+            }
+            Some(Request::RequestBody(body)) => {
+                if let Some(subset) = message::subset(metadata) {
+                    self.subset = Some(subset);
+                }
+                self.request_body(body, now)
+            }
+            Some(Request::RequestTrailers(_)) => self.request_trailers(now, out),
+            Some(Request::ResponseHeaders(headers)) => {
+                let facts = message::upstream(&incoming.attributes, metadata);
+                self.response_headers(headers, &facts, out)
+            }
+            Some(Request::ResponseBody(body)) => self.response_body(body, now, out),
+            Some(Request::ResponseTrailers(_)) => {
+                let facts = message::upstream(&incoming.attributes, metadata);
+                self.progress.learn(&facts);
+                self.progress.usage_in_trailers = message::usage(metadata);
+                self.response_trailers(out)
+            }
+            None => Step::Wait,
+        }
+    }
+
+    fn request_headers(&mut self, headers: HttpHeaders, now: Instant, out: &mut Outbox) -> Step {
+        if self.phase != Phase::Start {
+            return Step::Wait;
+        }
+        self.head = message::head(headers.headers);
+        self.has_body = !headers.end_of_stream;
+        self.phase = Phase::Receiving;
+        if !self.has_body {
+            return self.decide(Body::Absent, now);
+        }
+        match self.modes.request {
+            BodyMode::None => return self.decide(Body::Unseen, now),
+            BodyMode::Streamed => {
+                let why = "request_body_mode STREAMED cannot route by body: set FULL_DUPLEX_STREAMED, BUFFERED or \
+                           BUFFERED_PARTIAL in Envoy's ext_proc filter";
+                return Step::Refuse(Refusal::new(Reason::UnsupportedMode, why));
+            }
+            _ => {}
+        }
+        // A length announced is refused before the first byte; BUFFERED_PARTIAL may still route by the beginning.
+        if self.modes.request != BodyMode::BufferedPartial
+            && self.head.content_length().is_some_and(|length| length > self.max_body as u64)
+        {
+            return Step::Refuse(self.too_large());
+        }
+        if self.modes.request != BodyMode::FullDuplex {
+            out.push_back(reply::continue_request_headers());
+        }
+        Step::Wait
+    }
+
+    fn request_body(&mut self, body: HttpBody, now: Instant) -> Step {
+        if self.phase != Phase::Receiving {
+            // Envoy 1.35 to 1.37 may deliver the last piece of a body twice behind another full-duplex filter.
+            return Step::Wait;
+        }
+        if self.body.len + body.body.len() > self.max_body {
+            return Step::Refuse(self.too_large());
+        }
+        if !self.held.grow(body.body.len()) {
+            let why = "too many request bodies are being received: try again shortly";
+            let refusal =
+                Refusal::new(Reason::Overloaded, why).retry_after(std::time::Duration::from_secs(1));
+            return Step::Refuse(refusal);
+        }
+        self.body.push(body.body);
+        match self.modes.request {
+            BodyMode::FullDuplex if !body.end_of_stream => Step::Wait,
+            BodyMode::BufferedPartial if !body.end_of_stream && self.was_cut_off() => {
+                self.decide_with(Body::CutOff, now)
+            }
+            _ => self.decide_with(Body::Whole, now),
+        }
+    }
+
+    /// Whether a partial body ends before the announced length. Without one it may be whole and followed by trailers,
+    /// which Envoy does not tell apart: a whole body ends with a closing bracket, the beginning of one hardly ever.
+    fn was_cut_off(&self) -> bool {
+        match self.head.content_length() {
+            Some(length) => (self.body.len as u64) < length,
+            None => {
+                let last = self.body.pieces.last().and_then(|piece| piece.trim_ascii_end().last());
+                last != Some(&b'}')
+                    || crate::request::parse(self.head.path(), None, &self.body.contiguous()).is_err()
+            }
+        }
+    }
+
+    fn request_trailers(&mut self, now: Instant, out: &mut Outbox) -> Step {
+        match self.phase {
+            Phase::Receiving => {
+                self.ended_by_trailers = true;
+                self.decide_with(Body::Whole, now)
+            }
+            // The reply follows the body's.
+            Phase::Deciding => {
+                self.ended_by_trailers = true;
+                Step::Wait
+            }
+            Phase::Responding => {
+                out.push_back(reply::continue_request_trailers());
+                Step::Wait
+            }
+            Phase::Start | Phase::Done => Step::Wait,
+        }
+    }
+
+    fn decide_with(&mut self, body: fn(Chunks) -> Body, now: Instant) -> Step {
+        let chunks = std::mem::take(&mut self.body);
+        self.decide(body(chunks), now)
+    }
+
+    fn decide(&mut self, body: Body, now: Instant) -> Step {
+        self.phase = Phase::Deciding;
+        Step::Decide(Box::new(Arrived {
+            head: std::mem::take(&mut self.head),
+            body,
+            subset: self.subset.take(),
+            sees_response: self.modes.sees_response(),
+            started: self.started,
+            complete: now,
+        }))
+    }
+
+    fn too_large(&self) -> Refusal {
+        let why = format!("the request body is larger than {} bytes", self.max_body);
+        Refusal::new(Reason::BodyTooLarge, why)
+    }
+
+    /// The decision: an endpoint serves the request. Takes the body and its edits out of `served`.
+    pub fn serve(&mut self, served: &mut Served, now: Instant, out: &mut Outbox) {
+        let metadata = reply::metadata(served);
+        let body = std::mem::replace(&mut served.body, Body::Absent);
+        let edits = std::mem::take(&mut served.edits);
+        let new_length = new_length(&served.head, &body, served.decoded, &edits);
+        let mutation = reply::mutation(served, new_length);
+        match body {
+            Body::Absent | Body::Unseen => out.push_back(reply::routed_headers(mutation, metadata)),
+            Body::Whole(chunks) | Body::CutOff(chunks) if self.modes.request == BodyMode::FullDuplex => {
+                out.push_back(reply::routed_headers(mutation, metadata));
+                self.request_pieces(edits.apply_pieces(chunks.pieces, MAX_PIECE), out);
+            }
+            Body::Whole(chunks) | Body::CutOff(chunks) => {
+                let changed = served.decoded || !edits.is_empty();
+                let body = changed.then(|| edits.apply(&chunks.contiguous()));
+                out.push_back(reply::routed_body(mutation, metadata, body));
+            }
+        }
+        if self.ended_by_trailers {
+            out.push_back(reply::continue_request_trailers());
+        }
+        self.withhold_usage = served.withhold_usage;
+        self.progress.decided = Some(now);
+        self.phase = Phase::Responding;
+    }
+
+    /// The body in full duplex: exactly one piece marks the end, unless trailers do.
+    fn request_pieces(&self, mut pieces: Vec<Vec<u8>>, out: &mut Outbox) {
+        pieces.retain(|piece| !piece.is_empty());
+        if pieces.is_empty() && !self.ended_by_trailers {
+            pieces.push(Vec::new());
+        }
+        let last = pieces.len().saturating_sub(1);
+        let pieces = pieces.into_iter().enumerate();
+        out.extend(
+            pieces.map(|(at, piece)| reply::request_piece(piece, at == last && !self.ended_by_trailers)),
+        );
+    }
+
+    /// The decision: the picker answers with a JSON body.
+    pub fn answer(&mut self, body: String, out: &mut Outbox) {
+        out.push_back(reply::answered(body));
+        self.finish();
+    }
+
+    /// The decision: the request is refused.
+    pub fn refuse(&mut self, refusal: &Refusal, out: &mut Outbox) {
+        out.clear();
+        out.push_back(reply::refused(refusal));
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        self.phase = Phase::Done;
+        self.body = Chunks::default();
+        self.held.release();
+    }
+
+    /// The replies have gone out: the body is no longer held.
+    pub fn sent(&mut self) {
+        if self.phase == Phase::Responding {
+            self.held.release();
+        }
+    }
+
+    fn response_headers(&mut self, headers: HttpHeaders, facts: &UpstreamFacts, out: &mut Outbox) -> Step {
+        out.push_back(reply::continue_response_headers());
+        let was_unanswered = self.is_unanswered();
+        let head = message::head(headers.headers);
+        self.progress.learn(facts);
+        if let Some(status) =
+            head.get(":status").or_else(|| head.get("status")).and_then(|text| text.parse().ok())
+        {
+            self.progress.status = status;
+        }
+        self.progress.response_begun = true;
+        self.progress.complete |= headers.end_of_stream;
+        if was_unanswered {
+            self.finish();
+            return Step::Abandon;
+        }
+        self.phase = Phase::Responding;
+        if !headers.end_of_stream && self.sees_response_body() {
+            let scanner =
+                Scanner::new(head.get("content-type"), head.get("content-encoding"), self.withhold_usage);
+            self.scanner = Some(scanner);
+        }
+        Step::ResponseHeaders
+    }
+
+    fn response_body(&mut self, body: HttpBody, now: Instant, out: &mut Outbox) -> Step {
+        if self.phase != Phase::Responding && self.phase != Phase::Start {
+            return Step::Wait;
+        }
+        self.phase = Phase::Responding;
+        let HttpBody { body: bytes, end_of_stream, .. } = body;
+        let first = !bytes.is_empty() && self.progress.first_byte.is_none();
+        if first {
+            self.progress.first_byte = Some(now);
+        }
+        self.progress.response_begun = true;
+        self.progress.response_bytes += bytes.len() as u64;
+        let withhold = self.withhold_usage;
+        // Response headers may be skipped by configuration; then the content says what it is.
+        let scanner = self.scanner.get_or_insert_with(|| Scanner::new(None, None, withhold));
+        let mut forward = scanner.push(&bytes);
+        if end_of_stream {
+            let rest = scanner.finish();
+            if !rest.is_empty() {
+                forward = match forward {
+                    Forward::Unchanged => Forward::Replaced([bytes.as_slice(), &rest].concat()),
+                    Forward::Replaced(mut sent) => {
+                        sent.extend_from_slice(&rest);
+                        Forward::Replaced(sent)
+                    }
+                };
+            }
+            self.progress.complete = true;
+            self.note_scanned();
+        }
+        if self.modes.response == BodyMode::FullDuplex {
+            let bytes = match forward {
+                Forward::Unchanged => bytes,
+                Forward::Replaced(bytes) => bytes,
+            };
+            self.pieces(bytes, end_of_stream, out);
+        } else {
+            let replaced = match forward {
+                Forward::Unchanged => None,
+                Forward::Replaced(bytes) => Some(bytes),
+            };
+            out.push_back(reply::response_body(replaced));
+        }
+        if end_of_stream {
+            self.attach_output_tokens(out);
+        }
+        if first { Step::FirstByte } else { Step::Wait }
+    }
+
+    fn pieces(&self, mut bytes: Vec<u8>, end_of_stream: bool, out: &mut Outbox) {
+        while bytes.len() > MAX_PIECE {
+            let rest = bytes.split_off(MAX_PIECE);
+            out.push_back(reply::response_piece(bytes, false));
+            bytes = rest;
+        }
+        if !bytes.is_empty() || end_of_stream {
+            out.push_back(reply::response_piece(bytes, end_of_stream));
+        }
+    }
+
+    fn response_trailers(&mut self, out: &mut Outbox) -> Step {
+        self.progress.response_begun = true;
+        self.progress.complete = true;
+        self.progress.trailers = true;
+        if let Some(mut scanner) = self.scanner.take() {
+            let rest = scanner.finish();
+            if !rest.is_empty() && self.modes.response == BodyMode::FullDuplex {
+                self.pieces(rest, false, out);
+            }
+            self.scanner = Some(scanner);
+            self.note_scanned();
+        }
+        out.push_back(reply::continue_response_trailers());
+        self.attach_output_tokens(out);
+        Step::Wait
+    }
+
+    /// The stream ends: reads what the scanner has.
+    pub fn note_scanned(&mut self) {
+        if let Some(scanner) = &self.scanner {
+            self.progress.usage_scanned = scanner.usage();
+            self.progress.saw_error = scanner.saw_error();
+            self.progress.saw_done = scanner.saw_done();
+        }
+    }
+
+    /// The last reply of a response tells Envoy what it cost, for its logs and limits.
+    fn attach_output_tokens(&self, out: &mut Outbox) {
+        if let (Some(usage), Some(last)) = (self.progress.usage(), out.back_mut()) {
+            last.dynamic_metadata = Some(reply::output_tokens(usage.completion));
+        }
+    }
+}
+
+/// The length to announce, if the body changes and the client announced one: none came, none goes out. A body cut off is
+/// announced by its whole length.
+fn new_length(head: &Head, body: &Body, decoded: bool, edits: &Edits) -> Option<usize> {
+    let announced = head.content_length()?;
+    if edits.is_empty() && !decoded {
+        return None;
+    }
+    let before = match body {
+        Body::Whole(chunks) => chunks.len as u64,
+        Body::CutOff(_) => announced,
+        Body::Absent | Body::Unseen => return None,
+    };
+    usize::try_from(before as i64 + edits.delta()).ok()
+}

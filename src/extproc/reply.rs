@@ -1,0 +1,237 @@
+//! Builds Envoy's messages from decisions. Nothing is echoed that we did not change.
+
+use std::collections::HashMap;
+
+use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
+use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    BodyMutation, BodyResponse, CommonResponse, HeaderMutation, HeadersResponse, ImmediateResponse,
+    ProcessingResponse, StreamedBodyResponse, TrailersResponse, body_mutation,
+};
+use envoy_types::pb::envoy::r#type::v3::HttpStatus;
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
+
+use super::message::LB_NAMESPACE;
+use crate::decide::Served;
+use crate::refusal::Refusal;
+
+/// The header and metadata key of the destination.
+pub const DESTINATION: &str = "x-gateway-destination-endpoint";
+/// The metadata key of the decision.
+pub const DECISION: &str = "x-pilotfish-decision";
+/// Our own metadata namespace.
+pub const NAMESPACE: &str = "pilotfish";
+/// Metadata keys of the composite cluster's members, one endpoint each.
+const RANKED_KEYS: [&str; 3] = ["d1", "d2", "d3"];
+
+/// Wraps one reply.
+pub fn message(response: Response) -> ProcessingResponse {
+    ProcessingResponse { response: Some(response), ..ProcessingResponse::default() }
+}
+
+/// Goes on with request headers unchanged; the decision comes with the body.
+pub fn continue_request_headers() -> ProcessingResponse {
+    message(Response::RequestHeaders(HeadersResponse::default()))
+}
+
+/// Goes on with response headers unchanged.
+pub fn continue_response_headers() -> ProcessingResponse {
+    message(Response::ResponseHeaders(HeadersResponse::default()))
+}
+
+/// Goes on after request trailers.
+pub fn continue_request_trailers() -> ProcessingResponse {
+    message(Response::RequestTrailers(TrailersResponse::default()))
+}
+
+/// Goes on after response trailers.
+pub fn continue_response_trailers() -> ProcessingResponse {
+    message(Response::ResponseTrailers(TrailersResponse::default()))
+}
+
+/// What a decision changes in the request's headers.
+pub fn mutation(served: &Served, new_length: Option<usize>) -> HeaderMutation {
+    let mut set = vec![set_header(DESTINATION, destinations(served))];
+    if let Some(length) = new_length {
+        set.push(set_header("content-length", length.to_string()));
+    }
+    if let Some(timeout) = served.traffic.timeout {
+        set.push(set_header("x-envoy-upstream-rq-timeout-ms", timeout.as_millis().to_string()));
+    }
+    if let Some(attempts) = served.traffic.attempts {
+        set.push(set_header("x-envoy-max-retries", attempts.to_string()));
+    }
+    let destination = |name: &&str| *name != DESTINATION;
+    let mut remove: Vec<String> = served.head.to_remove().filter(destination).map(str::to_owned).collect();
+    remove.dedup();
+    if served.decoded {
+        remove.push("content-encoding".to_owned());
+    }
+    if served.withhold_usage && served.head.get("accept-encoding").is_some() {
+        remove.push("accept-encoding".to_owned());
+    }
+    HeaderMutation { set_headers: set, remove_headers: remove }
+}
+
+/// `ip:port,ip:port`, best first.
+fn destinations(served: &Served) -> String {
+    match &served.ranked[..] {
+        [one] => one.destination.to_string(),
+        many => many.iter().map(|endpoint| &*endpoint.destination).collect::<Vec<_>>().join(","),
+    }
+}
+
+/// What Envoy's clusters, logs and limits read: the destination in every form, the decision, the request in numbers.
+pub fn metadata(served: &Served) -> Struct {
+    let mut lb = HashMap::with_capacity(5);
+    lb.insert(DESTINATION.to_owned(), string(destinations(served)));
+    lb.insert(DECISION.to_owned(), string(served.record.id.to_string()));
+    for (key, endpoint) in RANKED_KEYS.iter().zip(&served.ranked) {
+        lb.insert((*key).to_owned(), string(endpoint.destination.to_string()));
+    }
+    let mut own = HashMap::with_capacity(4);
+    own.insert("model".to_owned(), string(served.model.to_string()));
+    if let Some(target) = &served.record.target_model {
+        own.insert("target_model".to_owned(), string(target.to_string()));
+    }
+    if let Some(pool) = &served.record.pool {
+        own.insert("pool".to_owned(), string(pool.to_string()));
+    }
+    own.insert("prompt_tokens".to_owned(), number(served.record.prompt_tokens));
+    Struct {
+        fields: HashMap::from([
+            (LB_NAMESPACE.to_owned(), structure(lb)),
+            (NAMESPACE.to_owned(), structure(own)),
+        ]),
+    }
+}
+
+/// The output tokens, once known.
+pub fn output_tokens(tokens: u64) -> Struct {
+    let own = HashMap::from([("output_tokens".to_owned(), number(tokens))]);
+    Struct { fields: HashMap::from([(NAMESPACE.to_owned(), structure(own))]) }
+}
+
+/// A header reply that carries a decision.
+pub fn routed_headers(mutation: HeaderMutation, metadata: Struct) -> ProcessingResponse {
+    let response = CommonResponse {
+        header_mutation: Some(mutation),
+        clear_route_cache: true,
+        ..CommonResponse::default()
+    };
+    ProcessingResponse {
+        dynamic_metadata: Some(metadata),
+        ..message(Response::RequestHeaders(HeadersResponse { response: Some(response) }))
+    }
+}
+
+/// A body reply of the buffered modes that carries a decision; `body` replaces what came.
+pub fn routed_body(mutation: HeaderMutation, metadata: Struct, body: Option<Vec<u8>>) -> ProcessingResponse {
+    let response = CommonResponse {
+        header_mutation: Some(mutation),
+        body_mutation: body.map(|body| BodyMutation { mutation: Some(body_mutation::Mutation::Body(body)) }),
+        clear_route_cache: true,
+        ..CommonResponse::default()
+    };
+    ProcessingResponse {
+        dynamic_metadata: Some(metadata),
+        ..message(Response::RequestBody(BodyResponse { response: Some(response) }))
+    }
+}
+
+/// One piece of a request body in full duplex.
+pub fn request_piece(body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
+    message(Response::RequestBody(BodyResponse { response: Some(streamed(body, end_of_stream)) }))
+}
+
+/// One piece of a response body in full duplex.
+pub fn response_piece(body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
+    message(Response::ResponseBody(BodyResponse { response: Some(streamed(body, end_of_stream)) }))
+}
+
+/// The reply to a response body piece in the other modes; `body` replaces what came.
+pub fn response_body(body: Option<Vec<u8>>) -> ProcessingResponse {
+    let response = body.map(|body| CommonResponse {
+        body_mutation: Some(BodyMutation { mutation: Some(body_mutation::Mutation::Body(body)) }),
+        ..CommonResponse::default()
+    });
+    message(Response::ResponseBody(BodyResponse { response }))
+}
+
+fn streamed(body: Vec<u8>, end_of_stream: bool) -> CommonResponse {
+    let piece = StreamedBodyResponse { body, end_of_stream, ..StreamedBodyResponse::default() };
+    CommonResponse {
+        body_mutation: Some(BodyMutation {
+            mutation: Some(body_mutation::Mutation::StreamedResponse(piece)),
+        }),
+        ..CommonResponse::default()
+    }
+}
+
+/// Answers the client in place of an engine: a refusal.
+pub fn refused(refusal: &Refusal) -> ProcessingResponse {
+    let reason = refusal.reason;
+    let mut headers = vec![
+        set_header("content-type", "application/json".to_owned()),
+        set_header("x-pilotfish-reason", reason.name().to_owned()),
+    ];
+    if let Some(dropped) = reason.dropped_reason() {
+        headers.push(set_header("x-llm-d-request-dropped-reason", dropped.to_owned()));
+    }
+    if let Some(after) = refusal.retry_after {
+        headers.push(set_header("retry-after", after.as_secs().max(1).to_string()));
+    }
+    immediate(
+        reason.status(),
+        headers,
+        refusal.body(),
+        format!("pilotfish_{}", reason.name().replace('-', "_")),
+    )
+}
+
+/// Answers the client in place of an engine: a JSON body.
+pub fn answered(body: String) -> ProcessingResponse {
+    let headers = vec![set_header("content-type", "application/json".to_owned())];
+    immediate(200, headers, body, "pilotfish_answered".to_owned())
+}
+
+fn immediate(
+    status: u16,
+    set_headers: Vec<HeaderValueOption>,
+    body: String,
+    details: String,
+) -> ProcessingResponse {
+    message(Response::ImmediateResponse(ImmediateResponse {
+        status: Some(HttpStatus { code: i32::from(status) }),
+        headers: Some(HeaderMutation { set_headers, remove_headers: Vec::new() }),
+        body: body.into_bytes(),
+        details,
+        ..ImmediateResponse::default()
+    }))
+}
+
+fn set_header(name: &str, value: String) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(HeaderValue {
+            key: name.to_owned(),
+            raw_value: value.into_bytes(),
+            ..HeaderValue::default()
+        }),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+        ..HeaderValueOption::default()
+    }
+}
+
+fn string(text: String) -> Value {
+    Value { kind: Some(Kind::StringValue(text)) }
+}
+
+fn number(value: u64) -> Value {
+    Value { kind: Some(Kind::NumberValue(value as f64)) }
+}
+
+fn structure(fields: HashMap<String, Value>) -> Value {
+    Value { kind: Some(Kind::StructValue(Struct { fields })) }
+}

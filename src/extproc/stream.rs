@@ -1,0 +1,338 @@
+//! The plumbing of one ext_proc stream: messages, timers and the open decision, in one place that ends when Envoy does.
+//!
+//! The reply stream is polled by the connection itself: no task and no channel stand between, and when Envoy resets the
+//! stream this is dropped, and with it every booking. A panic is answered 503, never by a clean close: after a body,
+//! Envoy takes a clean close for "go on with what you have" and sends an empty body upstream.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
+use futures::{FutureExt, Stream, StreamExt, stream};
+use tokio::time::{Instant, Sleep, sleep_until};
+use tonic::{Status, Streaming};
+
+use super::exchange::{Exchange, Outbox, Step};
+use super::{Reply, Shared};
+use crate::decide::{Arrived, Refused, Served, Verdict};
+use crate::decision::Record;
+use crate::refusal::{Reason, Refusal};
+use crate::settle::Closing;
+
+/// The replies of one stream.
+pub type Replies = Pin<Box<dyn Stream<Item = Reply> + Send>>;
+
+type Decision = Result<Verdict, Box<Refused>>;
+
+/// The replies to `incoming`.
+pub fn replies(shared: Arc<Shared>, incoming: Streaming<ProcessingRequest>) -> Replies {
+    replies_to(shared, incoming.boxed())
+}
+
+/// The replies to any stream of messages.
+pub fn replies_to(
+    shared: Arc<Shared>,
+    incoming: Pin<Box<dyn Stream<Item = Result<ProcessingRequest, Status>> + Send>>,
+) -> Replies {
+    let driver = Driver::new(shared, incoming);
+    stream::unfold(Some(driver), |driver| async move {
+        let mut driver = driver?;
+        match AssertUnwindSafe(driver.next()).catch_unwind().await {
+            Ok(Some(reply)) => Some((Ok(reply), Some(driver))),
+            Ok(None) => None,
+            Err(_) => {
+                tracing::error!(
+                    request_id = driver.request_id(),
+                    "a panic while serving a request; it is answered 503"
+                );
+                Some((Ok(driver.after_panic()), None))
+            }
+        }
+    })
+    .boxed()
+}
+
+struct Driver {
+    shared: Arc<Shared>,
+    incoming: Pin<Box<dyn Stream<Item = Result<ProcessingRequest, Status>> + Send>>,
+    exchange: Exchange,
+    outbox: Outbox,
+    deciding: Option<Pin<Box<dyn Future<Output = Decision> + Send>>>,
+    timer: Option<(Timer, Pin<Box<Sleep>>)>,
+    serving: Option<Serving>,
+    started: Instant,
+    complete: Instant,
+    ended: bool,
+}
+
+/// What a timer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Timer {
+    BodyIdle,
+    Decision,
+    Prefill,
+}
+
+/// A request on its way to an endpoint.
+struct Serving {
+    served: Box<Served>,
+    uncached: u64,
+    expected_output: u64,
+}
+
+enum Event {
+    Message(Box<ProcessingRequest>),
+    Decided(Decision),
+    Timer(Timer),
+    DrainOver,
+    End,
+}
+
+impl Driver {
+    fn new(
+        shared: Arc<Shared>,
+        incoming: Pin<Box<dyn Stream<Item = Result<ProcessingRequest, Status>> + Send>>,
+    ) -> Self {
+        let now = Instant::now();
+        shared.metrics.streams.fetch_add(1, Ordering::Relaxed);
+        Self {
+            exchange: Exchange::new(Arc::clone(&shared.budget), shared.decider.settings.max_body, now),
+            shared,
+            incoming,
+            outbox: Outbox::new(),
+            deciding: None,
+            timer: None,
+            serving: None,
+            started: now,
+            complete: now,
+            ended: false,
+        }
+    }
+
+    /// The next reply; `None` ends the stream.
+    async fn next(&mut self) -> Option<ProcessingResponse> {
+        loop {
+            if let Some(reply) = self.outbox.pop_front() {
+                return Some(reply);
+            }
+            self.exchange.sent();
+            if self.exchange.is_done() || self.ended {
+                return None;
+            }
+            match self.event().await {
+                Event::Message(message) => self.message(*message),
+                Event::Decided(decision) => {
+                    self.deciding = None;
+                    self.decided(decision);
+                }
+                Event::Timer(timer) => self.timeout(timer),
+                Event::DrainOver => self.drain_over(),
+                Event::End => self.ended = true,
+            }
+        }
+    }
+
+    async fn event(&mut self) -> Event {
+        let unanswered = self.exchange.is_unanswered();
+        tokio::select! {
+            biased;
+            message = self.incoming.next() => match message {
+                Some(Ok(message)) => Event::Message(Box::new(message)),
+                Some(Err(_)) | None => Event::End,
+            },
+            decision = poll_option(self.deciding.as_mut()) => Event::Decided(decision),
+            timer = poll_timer(&mut self.timer) => Event::Timer(timer),
+            () = self.shared.drain_over.cancelled(), if unanswered => Event::DrainOver,
+        }
+    }
+
+    fn message(&mut self, message: ProcessingRequest) {
+        let now = Instant::now();
+        if !self.exchange.is_unanswered() {
+            self.exchange.progress.last_word = Some(now);
+        }
+        let step = self.exchange.receive(message, now, &mut self.outbox);
+        match step {
+            Step::Wait => {
+                if self.exchange.awaits_body() {
+                    self.arm(Timer::BodyIdle, now + self.shared.body_idle_timeout);
+                }
+            }
+            Step::Decide(arrived) => {
+                self.complete = now;
+                self.decide(*arrived, now);
+            }
+            Step::Refuse(refusal) => self.refuse_early(&refusal),
+            Step::FirstByte => self.prefill_done(),
+            Step::ResponseHeaders => self.served_elsewhere(),
+            Step::Abandon => {
+                self.deciding = None;
+                self.timer = None;
+                self.shared.ledger.aborted.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Decides at once if nothing has to be waited for, which is nearly always.
+    fn decide(&mut self, arrived: Arrived, now: Instant) {
+        let shared = Arc::clone(&self.shared);
+        let mut decision = Box::pin(async move { shared.decider.decide(arrived).await });
+        match decision.as_mut().now_or_never() {
+            Some(decision) => self.decided(decision),
+            None => {
+                self.deciding = Some(decision);
+                self.arm(Timer::Decision, now + self.shared.decision_timeout);
+            }
+        }
+    }
+
+    fn decided(&mut self, decision: Decision) {
+        self.timer = None;
+        match decision {
+            Ok(Verdict::Serve(served)) => self.serve(served),
+            Ok(Verdict::Answer(body)) => {
+                self.shared.metrics.answered.fetch_add(1, Ordering::Relaxed);
+                self.exchange.answer(body, &mut self.outbox);
+            }
+            Err(refused) => {
+                let Refused { refusal, record, pool } = *refused;
+                self.exchange.refuse(&refusal, &mut self.outbox);
+                self.shared.ledger.refused(record, pool.as_deref(), &refusal);
+            }
+        }
+    }
+
+    fn serve(&mut self, mut served: Box<Served>) {
+        let now = Instant::now();
+        self.exchange.serve(&mut served, now, &mut self.outbox);
+        let took = now.duration_since(self.complete);
+        served.record.stages.decision = took;
+        self.shared.metrics.decision.observe(took.as_secs_f64());
+        served.leg.member.picks.fetch_add(1, Ordering::Relaxed);
+        let endpoint = &served.leg.member.endpoint;
+        endpoint.predicted_cached_tokens.fetch_add(served.record.predicted_cached_tokens, Ordering::Relaxed);
+        let (uncached, expected_output) =
+            served.record.legs.first().map_or((0, 0), |leg| (leg.reserved_prefill, leg.reserved_decode));
+        if !self.exchange.sees_response_body() {
+            self.arm(Timer::Prefill, now + served.prefill);
+        }
+        self.serving = Some(Serving { served, uncached, expected_output });
+    }
+
+    fn timeout(&mut self, timer: Timer) {
+        self.timer = None;
+        let refusal = match timer {
+            Timer::Prefill => return self.prefill_done(),
+            Timer::BodyIdle => {
+                let limit = self.shared.body_idle_timeout;
+                Refusal::new(Reason::BodyTimeout, format!("no more of the request body came for {limit:?}"))
+            }
+            Timer::Decision => {
+                let limit = self.shared.decision_timeout;
+                Refusal::new(Reason::DecisionTimeout, format!("no decision within {limit:?}"))
+            }
+        };
+        self.refuse_early(&refusal);
+    }
+
+    fn drain_over(&mut self) {
+        let refusal = Refusal::new(Reason::ShuttingDown, "the picker is shutting down");
+        self.refuse_early(&refusal.retry_after(Duration::from_secs(1)));
+    }
+
+    /// Refuses a request of which no decision tells more.
+    fn refuse_early(&mut self, refusal: &Refusal) {
+        self.timer = None;
+        self.deciding = None;
+        self.exchange.refuse(refusal, &mut self.outbox);
+        let mut record = Box::new(Record::begin("".into(), ""));
+        record.stages.total = self.started.elapsed();
+        self.shared.ledger.refused(record, None, refusal);
+    }
+
+    fn prefill_done(&mut self) {
+        self.timer = None;
+        if let Some(serving) = &mut self.serving {
+            serving.served.leg.prefill_done();
+        }
+    }
+
+    /// Moves the booking to the endpoint that Envoy's retries ended at.
+    fn served_elsewhere(&mut self) {
+        let Some(serving) = &mut self.serving else { return };
+        let leg = &mut serving.served.leg;
+        if let Some(served) = self.exchange.progress.served
+            && served != leg.member.endpoint.address
+            && let Some(member) = leg.pool.member_at(served).cloned()
+        {
+            leg.served_by(&member);
+        }
+    }
+
+    fn arm(&mut self, timer: Timer, at: Instant) {
+        match &mut self.timer {
+            Some((armed, sleep)) => {
+                *armed = timer;
+                sleep.as_mut().reset(at);
+            }
+            None => self.timer = Some((timer, Box::pin(sleep_until(at)))),
+        }
+    }
+
+    fn request_id(&self) -> &str {
+        self.serving.as_ref().map_or("", |serving| &serving.served.record.request_id)
+    }
+
+    fn after_panic(&mut self) -> ProcessingResponse {
+        self.outbox.clear();
+        let refusal = Refusal::new(Reason::Internal, "the picker failed on this request");
+        self.shared.metrics.refused.add(refusal.reason);
+        super::reply::refused(&refusal)
+    }
+}
+
+/// The stream is over, however it ended: what was served is settled, what was not is counted as aborted.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.metrics.streams.fetch_sub(1, Ordering::Relaxed);
+        if self.exchange.is_unanswered() {
+            self.shared.ledger.aborted.fetch_add(1, Ordering::Relaxed);
+        }
+        let Some(Serving { served, uncached, expected_output }) = self.serving.take() else { return };
+        self.exchange.note_scanned();
+        let Served { ranked, leg, record, stream, .. } = *served;
+        self.shared.ledger.close(Closing {
+            record,
+            pool: Arc::clone(&leg.pool),
+            leg: Some(leg),
+            ranked,
+            progress: std::mem::take(&mut self.exchange.progress),
+            stream,
+            uncached,
+            expected_output,
+            sees_response_body: self.exchange.sees_response_body(),
+            started: self.started,
+        });
+    }
+}
+
+async fn poll_option<F: Future + Unpin>(future: Option<F>) -> F::Output {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn poll_timer(timer: &mut Option<(Timer, Pin<Box<Sleep>>)>) -> Timer {
+    match timer {
+        Some((timer, sleep)) => {
+            sleep.await;
+            *timer
+        }
+        None => std::future::pending().await,
+    }
+}

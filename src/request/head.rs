@@ -1,0 +1,123 @@
+//! The headers of a request, as far as a decision looks at them.
+
+/// Request headers with lower-case names, in the order they came.
+#[derive(Clone, Debug, Default)]
+pub struct Head {
+    headers: Vec<(String, String)>,
+}
+
+/// Headers that only we and Envoy may set. A client's copies are removed and never obeyed: whoever could forge them could
+/// send requests, or other people's prompts, anywhere.
+pub const CONTROL: [&str; 12] = [
+    "x-gateway-destination-endpoint",
+    "x-gateway-destination-endpoint-subset",
+    "x-gateway-destination-endpoint-served",
+    "x-gateway-destination-endpoint-scores",
+    "x-prefiller-host-port",
+    "x-prefiller-url",
+    "x-encoder-hosts-ports",
+    "x-data-parallel-host-port",
+    "x-data-parallel-rank",
+    "x-kv-cache-source-host-port",
+    "x-vllm-priority",
+    "x-llm-d-request-dropped-reason",
+];
+
+/// Hints, removed before the engine sees them: latency goals, cache preference, session.
+pub const HINTS: [&str; 7] = [
+    "x-llm-d-slo-ttft-ms",
+    "x-llm-d-slo-tpot-ms",
+    "x-slo-ttft-ms",
+    "x-slo-tpot-ms",
+    "prefer",
+    "x-session-token",
+    "x-session-id",
+];
+
+/// Hints that name other people's rights: obeyed only with `--trust-hints`, removed always. New name first, old alias next.
+pub const PRIVILEGED: [&str; 6] = [
+    MODEL_REWRITE,
+    "x-gateway-model-name-rewrite",
+    "x-llm-d-inference-objective",
+    "x-gateway-inference-objective",
+    "x-llm-d-inference-fairness-id",
+    "x-gateway-inference-fairness-id",
+];
+
+/// Forces the target model's name.
+pub const MODEL_REWRITE: &str = "x-llm-d-model-name-rewrite";
+const MODEL_REWRITE_ALIAS: &str = "x-gateway-model-name-rewrite";
+const OWN_PREFIX: &str = "x-pilotfish-";
+
+impl Head {
+    /// Takes names and values; names are lowered.
+    pub fn new(headers: impl IntoIterator<Item = (String, String)>) -> Self {
+        let headers = headers.into_iter().map(|(mut name, value)| {
+            name.make_ascii_lowercase();
+            (name, value)
+        });
+        Self { headers: headers.collect() }
+    }
+
+    /// The first value of a header by its lower-case name.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The method, empty if none came.
+    pub fn method(&self) -> &str {
+        self.get(":method").unwrap_or_default()
+    }
+
+    /// The path without its query, `/` if none came.
+    pub fn path(&self) -> &str {
+        let path = self.get(":path").unwrap_or("/");
+        path.split(['?', '#']).next().unwrap_or(path)
+    }
+
+    /// The length that the client announced.
+    pub fn content_length(&self) -> Option<u64> {
+        self.get("content-length")?.trim().parse().ok()
+    }
+
+    /// The model name that a trusted caller forces.
+    pub fn model_rewrite(&self) -> Option<&str> {
+        let found = self.get(MODEL_REWRITE).or_else(|| self.get(MODEL_REWRITE_ALIAS));
+        found.filter(|name| !name.trim().is_empty())
+    }
+
+    /// Headers present that must not reach the engine.
+    pub fn to_remove(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().map(|(name, _)| name.as_str()).filter(|name| {
+            // Nearly every header of nearly every request ends here: none of ours begins otherwise.
+            (name.starts_with("x-") || *name == "prefer")
+                && (name.starts_with(OWN_PREFIX)
+                    || [&CONTROL[..], &HINTS, &PRIVILEGED].iter().any(|list| list.contains(name)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(headers: &[(&str, &str)]) -> Head {
+        Head::new(headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+    }
+
+    #[test]
+    fn names_are_matched_in_any_case_and_paths_lose_their_query() {
+        let head = head(&[(":path", "/v1/chat/completions?x=1"), ("X-Tier", "gold"), ("x-tier", "second")]);
+        assert_eq!(head.path(), "/v1/chat/completions");
+        assert_eq!(head.get("x-tier"), Some("gold"));
+        assert_eq!(head.method(), "");
+    }
+
+    #[test]
+    fn every_control_header_and_hint_is_removed_and_nothing_else() {
+        let names = [&CONTROL[..], &HINTS, &PRIVILEGED, &["x-pilotfish-anything"]].concat();
+        let mut all: Vec<(&str, &str)> = names.iter().map(|name| (*name, "v")).collect();
+        all.extend([(":path", "/"), ("x-request-id", "1"), ("authorization", "b"), ("preferred", "c")]);
+        assert_eq!(head(&all).to_remove().collect::<Vec<_>>(), names);
+    }
+}

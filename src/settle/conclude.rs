@@ -1,0 +1,220 @@
+//! The end of a request: its numbers are counted, learned from and written down.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::progress::{AccessLogFacts, Progress};
+use super::{Closing, Ledger, log};
+use crate::decision::{Outcome, UsageSource};
+use crate::metrics::PoolMetrics;
+use crate::state::pool::{BrokenCause, Pool};
+use crate::state::signals::Millis;
+use crate::state::{Endpoint, Member};
+use crate::usage::Usage;
+
+impl Ledger {
+    /// Settles a request with all that is known of it.
+    pub(super) fn conclude(&self, mut closing: Closing, facts: Option<AccessLogFacts>) {
+        closing.leg = None;
+        let facts = facts.as_ref();
+        let progress = &closing.progress;
+        let status =
+            Some(progress.status).filter(|status| *status > 0).or(facts.map(|f| f.status)).unwrap_or(0);
+        let from_upstream = progress.from_upstream.or(facts.map(|f| f.from_upstream));
+        let served_at = progress.served.or(facts.and_then(|f| f.served));
+        let attempts = progress.attempts.max(facts.map_or(0, |f| f.attempts));
+        let member = served_at.and_then(|address| closing.pool.member_at(address)).cloned();
+        let member = member.or_else(|| self.chosen(&closing, attempts));
+        let outcome = outcome(progress, facts, status);
+
+        let counted = &closing.pool.memory.metrics;
+        if outcome == Outcome::Aborted {
+            self.aborted.fetch_add(1, Ordering::Relaxed);
+        } else {
+            counted.served.add(status);
+        }
+        if let (Outcome::Broken, Some(member)) = (outcome, &member) {
+            let cause = facts.and_then(|f| f.broken).unwrap_or(broken_cause(progress));
+            member.broken[cause as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        learn_health(&closing, member.as_deref(), attempts, status, from_upstream, outcome);
+        if status == 404
+            && from_upstream != Some(false)
+            && let Some(member) = &member
+        {
+            (self.on_unknown_model)(&member.endpoint);
+        }
+
+        let first_token = progress.time_to_first_token().or(facts.and_then(|f| f.time_to_first_token));
+        if let Some(first_token) = first_token.filter(|_| (200..300).contains(&status) || status == 0) {
+            counted.time_to_first_token.observe(first_token.as_secs_f64());
+            learn_prefill(&closing.pool, closing.uncached, first_token);
+        }
+        let usage = settle_usage(&closing, facts, outcome, status);
+        if let Some((usage, source)) = usage {
+            count_usage(counted, member.as_ref().map(|m| &*m.endpoint), usage, source);
+            learn_output(&closing, facts, usage, source, outcome);
+        }
+
+        let mut record = closing.record;
+        record.status = status;
+        record.attempts = attempts;
+        record.served = served_at.map(|address| {
+            member
+                .as_ref()
+                .filter(|m| m.endpoint.address == address)
+                .map_or_else(|| address.to_string().into(), |m| Arc::clone(&m.endpoint.destination))
+        });
+        record.usage = usage;
+        record.reported_cached_tokens = usage.and_then(|(usage, _)| usage.cached);
+        record.stages.first_token = first_token;
+        record.outcome = outcome;
+        log::served(&record);
+        self.ring.push(Arc::from(record));
+    }
+
+    /// Who served if nobody says: the choice, or the alternative that the number of attempts points to.
+    fn chosen(&self, closing: &Closing, attempts: u32) -> Option<Arc<Member>> {
+        let at = (attempts.max(1) as usize - 1).min(closing.ranked.len().saturating_sub(1));
+        closing.pool.member_at(closing.ranked.get(at)?.address).cloned()
+    }
+}
+
+fn outcome(progress: &Progress, facts: Option<&AccessLogFacts>, status: u16) -> Outcome {
+    let failed = status >= 500 || progress.saw_error;
+    if facts.is_some_and(|f| f.broken.is_some()) && !progress.complete {
+        return if progress.response_begun || facts.is_some_and(|f| f.response_bytes > 0) {
+            Outcome::Broken
+        } else if status >= 500 {
+            Outcome::Failed
+        } else {
+            Outcome::Aborted
+        };
+    }
+    match (progress.complete || progress.saw_done, facts) {
+        (true, _) | (false, Some(_)) => {
+            if failed {
+                Outcome::Failed
+            } else {
+                Outcome::Complete
+            }
+        }
+        // Where the end would have been seen, its absence says enough.
+        (false, None) if progress.first_byte.is_some() => Outcome::Broken,
+        (false, None) if failed => Outcome::Failed,
+        (false, None) => Outcome::Ended,
+    }
+}
+
+fn broken_cause(progress: &Progress) -> BrokenCause {
+    if progress.saw_error { BrokenCause::Upstream } else { BrokenCause::Unknown }
+}
+
+/// Attempts beyond the first failed at the endpoints before the one that served, in the order they were ranked.
+fn learn_health(
+    closing: &Closing,
+    served: Option<&Member>,
+    attempts: u32,
+    status: u16,
+    from_upstream: Option<bool>,
+    outcome: Outcome,
+) {
+    for endpoint in closing.ranked.iter().take((attempts as usize).saturating_sub(1)) {
+        if served.is_none_or(|served| served.endpoint.slot != endpoint.slot) {
+            refused(endpoint);
+        }
+    }
+    let Some(served) = served else { return };
+    match from_upstream {
+        Some(false) if status == 503 && outcome == Outcome::Failed => {
+            // Envoy's own 503: it reached nobody it tried.
+            refused(&served.endpoint);
+        }
+        Some(false) => {}
+        _ if status > 0 => served.endpoint.health.answered(status, Millis::now()),
+        _ => {}
+    }
+}
+
+fn refused(endpoint: &Endpoint) {
+    if endpoint.health.refused() {
+        tracing::info!(endpoint = &*endpoint.destination, name = %endpoint.name, "endpoint is down: requests fail there");
+    }
+}
+
+fn learn_prefill(pool: &Pool, uncached: u64, first_token: Duration) {
+    // Short prompts measure the queue and the network, not prefill.
+    if uncached >= 64 {
+        pool.memory.learned.prefill_seconds_per_token.learn(first_token.as_secs_f64() / uncached as f64);
+    }
+}
+
+/// The counts to settle by, best source first; none for a request that reached no engine.
+fn settle_usage(
+    closing: &Closing,
+    facts: Option<&AccessLogFacts>,
+    outcome: Outcome,
+    status: u16,
+) -> Option<(Usage, UsageSource)> {
+    let progress = &closing.progress;
+    if let Some(usage) = progress.usage_in_trailers {
+        return Some((usage, UsageSource::Trailers));
+    }
+    if let Some(usage) = progress.usage_scanned {
+        return Some((usage, UsageSource::Scanner));
+    }
+    if let Some(usage) = facts.and_then(|f| f.usage) {
+        return Some((usage, UsageSource::AccessLog));
+    }
+    if matches!(outcome, Outcome::Aborted) || !(status == 0 || (200..300).contains(&status)) {
+        return None;
+    }
+    let learned = &closing.pool.memory.learned;
+    let bytes = progress.response_bytes.max(facts.map_or(0, |f| f.response_bytes));
+    let per_token = if closing.stream {
+        learned.stream_bytes_per_token.get()
+    } else {
+        learned.whole_bytes_per_token.get()
+    };
+    let completion = match per_token {
+        Some(per_token) if bytes > 0 => (bytes as f64 / per_token).round() as u64,
+        _ if outcome == Outcome::Broken => 0,
+        _ => closing.expected_output,
+    };
+    Some((Usage { prompt: closing.record.prompt_tokens, completion, cached: None }, UsageSource::Estimate))
+}
+
+fn count_usage(counted: &PoolMetrics, endpoint: Option<&Endpoint>, usage: Usage, source: UsageSource) {
+    counted.usage[source as usize].fetch_add(1, Ordering::Relaxed);
+    counted.prompt_tokens.fetch_add(usage.prompt, Ordering::Relaxed);
+    counted.output_tokens.fetch_add(usage.completion, Ordering::Relaxed);
+    if let Some(cached) = usage.cached {
+        counted.cached_tokens.fetch_add(cached, Ordering::Relaxed);
+        if let Some(endpoint) = endpoint {
+            endpoint.reported_cached_tokens.fetch_add(cached, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Learns from counts that an engine gave for a whole response; estimates teach nothing.
+fn learn_output(
+    closing: &Closing,
+    facts: Option<&AccessLogFacts>,
+    usage: Usage,
+    source: UsageSource,
+    outcome: Outcome,
+) {
+    if source == UsageSource::Estimate || outcome != Outcome::Complete || usage.completion == 0 {
+        return;
+    }
+    let learned = &closing.pool.memory.learned;
+    learned.output_tokens.learn(usage.completion as f64);
+    let bytes = closing.progress.response_bytes.max(facts.map_or(0, |f| f.response_bytes));
+    if bytes > 0 {
+        let per_token = bytes as f64 / usage.completion as f64;
+        let mean =
+            if closing.stream { &learned.stream_bytes_per_token } else { &learned.whole_bytes_per_token };
+        mean.learn(per_token);
+    }
+}

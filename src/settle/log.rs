@@ -1,0 +1,62 @@
+//! The access log: one event a request under the target `pilotfish::access`, as JSON or text by `--log-format`.
+
+use crate::decision::Record;
+use crate::refusal::Refusal;
+
+/// The target that turns the access log on and off: `--log-level info,pilotfish::access=off`.
+pub const TARGET: &str = "pilotfish::access";
+
+/// A request that reached an endpoint.
+pub fn served(record: &Record) {
+    if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
+        return;
+    }
+    let millis = |d: std::time::Duration| d.as_secs_f64() * 1e3;
+    let (usage, source) = record.usage.map_or((None, ""), |(usage, source)| (Some(usage), source.name()));
+    let picked = record.legs.first().and_then(|leg| leg.picked.first());
+    let stages = &record.stages;
+    tracing::info!(
+        target: TARGET,
+        request_id = &*record.request_id,
+        decision = &*record.id,
+        model = &*record.model,
+        target_model = record.target_model.as_deref(),
+        route = record.route.as_deref(),
+        pool = record.pool.as_deref(),
+        endpoint = record.served.as_deref().or(picked.map(|p| &**p)),
+        picked = picked.map(|p| &**p),
+        attempts = record.attempts,
+        status = record.status,
+        outcome = record.outcome.name(),
+        prompt_tokens = usage.map(|u| u.prompt),
+        output_tokens = usage.map(|u| u.completion),
+        cached_tokens = usage.and_then(|u| u.cached),
+        predicted_cached_tokens = record.predicted_cached_tokens,
+        usage_source = source,
+        receive_ms = millis(stages.receive),
+        parse_ms = millis(stages.parse),
+        route_ms = millis(stages.route),
+        prompt_ms = millis(stages.prompt),
+        schedule_ms = millis(stages.schedule),
+        decision_ms = millis(stages.decision),
+        first_token_ms = stages.first_token.map(millis),
+        total_ms = millis(stages.total),
+        "request"
+    );
+}
+
+/// A request that the picker refused.
+pub fn refusal(record: &Record, refusal: &Refusal) {
+    tracing::info!(
+        target: TARGET,
+        request_id = &*record.request_id,
+        decision = &*record.id,
+        model = &*record.model,
+        route = record.route.as_deref(),
+        pool = record.pool.as_deref(),
+        status = record.status,
+        reason = refusal.reason.name(),
+        why = &*refusal.message,
+        "refused"
+    );
+}
