@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
 
-use super::error::ApiError;
+use super::error::{ApiError, json_response};
 use super::fault::{Fault, Faults};
 use super::record::{RecordedRequest, hex};
 use super::sse::ConnectionReset;
@@ -60,6 +60,7 @@ pub(super) fn router(state: &Arc<EngineState>) -> Router {
         .route("/reset_prefix_cache", post(admin::reset_prefix_cache))
         .route("/fault", get(admin::faults).post(admin::set_fault))
         .route("/debug/requests", get(admin::requests).delete(admin::clear_requests))
+        .fallback(|| async { json_response(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#.to_owned()) })
         .layer(from_fn_with_state(state.clone(), receive))
         .layer(DefaultBodyLimit::disable())
         .with_state(state.clone())
