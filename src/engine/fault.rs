@@ -129,8 +129,13 @@ impl Faults {
         self.0.contains(&fault)
     }
 
-    pub(super) fn refuses(&self) -> Option<Option<Duration>> {
-        self.iter().find_map(|fault| if let Fault::Refuse(time) = fault { Some(time) } else { None })
+    pub(super) fn refuses(&self) -> bool {
+        self.iter().any(|fault| matches!(fault, Fault::Refuse(_)))
+    }
+
+    /// How long the port stays closed, absent for ever.
+    pub(super) fn refusal_time(&self) -> Option<Duration> {
+        self.iter().find_map(|fault| if let Fault::Refuse(time) = fault { time } else { None })
     }
 
     pub(super) fn slowdown(&self) -> f64 {

@@ -229,7 +229,7 @@ pub(super) static FAMILIES: &[Family] = &[
         "source",
         &["local_compute", "local_cache_hit", "external_kv_transfer"],
         Counter(|m, v| {
-            v.extend([(m.prompt_tokens - m.prompt_tokens_cached) as f64, m.prompt_tokens_cached as f64, 0.0])
+            v.extend([(m.prompt_tokens - m.prompt_tokens_cached) as f64, m.prompt_tokens_cached as f64, 0.0]);
         }),
     ),
     family(

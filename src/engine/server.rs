@@ -21,7 +21,7 @@ use super::sse::ConnectionReset;
 use super::{EngineError, EngineState, http};
 
 fn closes_port(faults: &Faults) -> bool {
-    faults.refuses().is_some() || faults.has(Fault::SilentShutdown)
+    faults.refuses() || faults.has(Fault::SilentShutdown)
 }
 
 async fn accept(listener: Option<&TcpListener>) -> std::io::Result<TcpStream> {
@@ -54,7 +54,7 @@ pub(super) async fn run(
                     return Ok(());
                 }
                 let now = faults.borrow_and_update().clone();
-                reopen = now.refuses().flatten().map(|time| Instant::now() + time);
+                reopen = now.refusal_time().map(|time| Instant::now() + time);
                 if closes_port(&now) {
                     listener = None;
                 } else if listener.is_none() {
@@ -113,7 +113,7 @@ async fn serve(state: Arc<EngineState>, router: Router, stream: TcpStream) {
                 if changed.is_err() {
                     return;
                 }
-                if faults.borrow_and_update().refuses().is_some() {
+                if faults.borrow_and_update().refuses() {
                     Pin::new(&mut connection).graceful_shutdown();
                 }
             }

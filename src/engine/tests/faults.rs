@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::super::{EngineConfig, Fault};
-use super::support::{TestEngine, answer, config, hangs, within};
+use super::support::{TestEngine, answer, config, hangs, stuck, within};
 
 const REQUEST: &str = r#"{"prompt":"x","max_tokens":3}"#;
 const STREAM: &str = r#"{"prompt":"x","max_tokens":8,"stream":true}"#;
@@ -149,6 +149,20 @@ async fn a_sleeping_engine_hangs_without_a_trace_and_serves_after_waking() {
     }
     engine.post("/wake_up", "").await;
     assert_eq!(within(request).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_engine_that_falls_asleep_shows_no_load_though_its_requests_stay() {
+    let engine = TestEngine::start(stuck()).await;
+    let mut request = Box::pin(engine.post("/v1/completions", REQUEST));
+    hangs(&mut request).await;
+    assert_eq!(engine.state.metrics().num_requests_running, 1);
+    engine.state.set_fault(Fault::Sleep(2));
+    let metrics = engine.state.metrics();
+    assert_eq!((metrics.num_requests_running, metrics.sleep_level), (0, 2));
+    assert!(metrics.kv_cache_usage.abs() < 1e-9);
+    engine.state.clear_faults();
+    assert_eq!(engine.state.metrics().num_requests_running, 1);
 }
 
 #[tokio::test]
