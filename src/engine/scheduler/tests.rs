@@ -68,12 +68,15 @@ fn work(tokens: std::ops::Range<u32>, max_tokens: u32) -> Work {
 }
 
 async fn finish(receiver: &mut mpsc::UnboundedReceiver<Event>) -> Event {
-    loop {
-        let event = receiver.recv().await.unwrap();
-        if event.finish.is_some() {
-            return event;
+    let last = async {
+        loop {
+            let event = receiver.recv().await.unwrap();
+            if event.finish.is_some() {
+                return event;
+            }
         }
-    }
+    };
+    tokio::time::timeout(Duration::from_hours(1), last).await.expect("the sequence never ended")
 }
 
 async fn sleep(milliseconds: u64) {

@@ -78,7 +78,7 @@ impl TestEngine {
     }
 
     pub async fn get(&self, path: &str) -> Answer {
-        answer(self.send(Method::GET, path, &[], "").await.unwrap()).await
+        within(async { answer(self.send(Method::GET, path, &[], "").await.unwrap()).await }).await
     }
 
     /// Waits until the numbers satisfy `condition`.
