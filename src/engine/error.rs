@@ -105,3 +105,27 @@ impl IntoResponse for ApiError {
 pub(super) fn json_response(status: StatusCode, text: String) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], Body::from(text)).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[rstest::rstest]
+    #[case(r#"{"model":"#, 9)]
+    #[case(r#"{"model": x}"#, 10)]
+    #[case("{\n\"model\": x}", 11)]
+    #[case("", 0)]
+    fn the_offset_is_where_python_would_stop(#[case] body: &str, #[case] expected: usize) {
+        let error = serde_json::from_str::<serde_json::Value>(body).unwrap_err();
+        assert!(
+            matches!(ApiError::from_json(&error, body.as_bytes()), ApiError::BadJson(offset) if offset == expected)
+        );
+    }
+
+    #[test]
+    fn a_wrong_type_is_told_without_its_value() {
+        let body = r#"["secret prompt"]"#;
+        let error = serde_json::from_str::<Vec<u32>>(body).unwrap_err();
+        assert!(!ApiError::from_json(&error, body.as_bytes()).parts().1.contains("secret"));
+    }
+}

@@ -31,6 +31,24 @@ async fn a_repeated_prompt_is_cached_in_whole_blocks_but_never_as_a_whole() {
     assert_eq!(engine.state.metrics().prefix_cache_queries, 56);
 }
 
+#[rstest::rstest]
+#[case("/v1/messages", "max_tokens", ["/usage/input_tokens", "/usage/cache_read_input_tokens"], [9, 16])]
+#[case("/v1/chat/completions", "max_tokens", ["/usage/prompt_tokens", "/usage/prompt_tokens_details/cached_tokens"], [25, 16])]
+#[tokio::test]
+async fn each_api_counts_cached_tokens_its_own_way(
+    #[case] path: &str,
+    #[case] limit: &str,
+    #[case] fields: [&str; 2],
+    #[case] expected: [u64; 2],
+) {
+    let engine = TestEngine::start(config()).await;
+    // 17 bytes before the 48 of the content, 33 after it: 98 bytes are 25 tokens.
+    let request = json!({"messages": [{"role": "user", "content": &PROMPT[..48]}], limit: 1}).to_string();
+    engine.post(path, request.clone()).await;
+    let value = engine.post(path, request).await.json();
+    assert_eq!(fields.map(|field| value.pointer(field).unwrap().as_u64().unwrap()), expected);
+}
+
 #[tokio::test]
 async fn adapters_and_salts_share_nothing() {
     let engine = TestEngine::start(config()).await;
