@@ -25,6 +25,7 @@ pub mod clock;
 pub mod decide;
 pub mod decision;
 pub mod document;
+pub mod engine;
 pub mod extproc;
 pub mod index;
 pub mod metrics;

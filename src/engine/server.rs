@@ -1,0 +1,122 @@
+//! The port: connections, and the faults that live below HTTP (refuse, reset, silent shutdown).
+
+use std::convert::Infallible;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tower::Service;
+
+use super::fault::{Fault, Faults};
+use super::sse::ConnectionReset;
+use super::{EngineError, EngineState, http};
+
+fn closes_port(faults: &Faults) -> bool {
+    faults.refuses() || faults.has(Fault::SilentShutdown)
+}
+
+async fn accept(listener: Option<&TcpListener>) -> std::io::Result<TcpStream> {
+    match listener {
+        Some(listener) => listener.accept().await.map(|(stream, _)| stream),
+        None => std::future::pending().await,
+    }
+}
+
+/// Serves until `shutdown`. The port follows the faults: closed while one of them says so.
+pub(super) async fn run(
+    state: Arc<EngineState>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), EngineError> {
+    let router = http::router(&state);
+    let mut faults = state.faults.subscribe();
+    faults.mark_changed();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(state.scheduler.clone().run(state.faults.subscribe()));
+    let mut listener = Some(listener);
+    let mut reopen: Option<Instant> = None;
+    let mut shutdown = pin!(shutdown);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut shutdown => return Ok(()),
+            changed = faults.changed() => {
+                if changed.is_err() {
+                    return Ok(());
+                }
+                let now = faults.borrow_and_update().clone();
+                reopen = now.refusal_time().map(|time| Instant::now() + time);
+                if closes_port(&now) {
+                    listener = None;
+                } else if listener.is_none() {
+                    let address = state.address;
+                    let bound = TcpListener::bind(address).await;
+                    listener = Some(bound.map_err(|source| EngineError::Listen { address, source })?);
+                }
+            }
+            () = tokio::time::sleep_until(reopen.unwrap_or_else(Instant::now)), if reopen.is_some() => {
+                reopen = None;
+                state.clear_fault(Fault::Refuse(None));
+            }
+            Some(_) = tasks.join_next() => {}
+            accepted = accept(listener.as_ref()) => match accepted {
+                Ok(stream) => {
+                    tasks.spawn(serve(state.clone(), router.clone(), stream));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            },
+        }
+    }
+}
+
+/// Serves one connection until it ends or a fault ends it.
+async fn serve(state: Arc<EngineState>, router: Router, stream: TcpStream) {
+    let mut faults = state.faults.subscribe();
+    if faults.borrow_and_update().has(Fault::ResetAccept) {
+        // With no time to linger, closing sends RST instead of FIN.
+        let _ = stream.set_zero_linger();
+        return;
+    }
+    let _ = stream.set_nodelay(true);
+    let reset = ConnectionReset::default();
+    let extension = reset.clone();
+    let service = service_fn(move |request: http::HttpRequest<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(extension.clone());
+        let response = router.clone().call(request);
+        async move { Ok::<_, Infallible>(response.await.unwrap_or_else(|never| match never {})) }
+    });
+    let service = service_fn(move |request| -> Pin<Box<dyn Future<Output = _> + Send>> {
+        Box::pin(hyper::service::Service::call(&service, request))
+    });
+    let mut connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    loop {
+        tokio::select! {
+            _ = &mut connection => return,
+            () = reset.0.notified() => {
+                let _ = connection.into_parts().io.into_inner().set_zero_linger();
+                return;
+            }
+            changed = faults.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                if faults.borrow_and_update().refuses() {
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
+            }
+        }
+    }
+}
