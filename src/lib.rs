@@ -21,7 +21,11 @@
 //! Imports point downwards and to the right: `plugins` and `schedule` know `state`, `index` and `request`; nothing but
 //! `extproc`, `feed`, `admin` and `app` knows of gRPC or HTTP, and only `app` wires.
 
+pub mod admin;
+pub mod app;
+pub mod args;
 pub mod clock;
+pub mod command;
 pub mod decide;
 pub mod decision;
 pub mod document;
@@ -38,6 +42,7 @@ pub mod route;
 pub mod schedule;
 pub mod settle;
 pub mod state;
+pub mod telemetry;
 pub mod topology;
 pub mod trust;
 pub mod usage;

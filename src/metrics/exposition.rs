@@ -14,6 +14,7 @@ use prometheus_client::registry::Registry;
 
 use super::{Degraded, Metrics, Stage};
 use crate::decision::UsageSource;
+use crate::settle::Ledger;
 use crate::state::endpoint::Booked;
 use crate::state::health::State;
 use crate::state::pool::{BrokenCause, Pool};
@@ -24,9 +25,9 @@ use crate::state::{Snapshot, Store};
 const NO_POOL: &str = "";
 
 /// The registry that `/metrics` encodes.
-pub fn registry(metrics: Arc<Metrics>, store: Arc<Store>) -> Registry {
+pub fn registry(metrics: Arc<Metrics>, store: Arc<Store>, ledger: Arc<Ledger>) -> Registry {
     let mut registry = Registry::with_prefix("pilotfish");
-    registry.register_collector(Box::new(StateCollector { metrics, store }));
+    registry.register_collector(Box::new(StateCollector { metrics, store, ledger }));
     registry
 }
 
@@ -34,12 +35,13 @@ pub fn registry(metrics: Arc<Metrics>, store: Arc<Store>) -> Registry {
 struct StateCollector {
     metrics: Arc<Metrics>,
     store: Arc<Store>,
+    ledger: Arc<Ledger>,
 }
 
 impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let snapshot = self.store.load_full();
-        requests(&mut encoder, &self.metrics, &snapshot)?;
+        requests(&mut encoder, &self.metrics, get(&self.ledger.aborted), &snapshot)?;
         timings(&mut encoder, &self.metrics, &snapshot)?;
         endpoints(&mut encoder, &snapshot)?;
         bookings(&mut encoder, &snapshot)?;
@@ -74,7 +76,12 @@ fn get(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-fn requests(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics, snapshot: &Snapshot) -> fmt::Result {
+fn requests(
+    encoder: &mut DescriptorEncoder<'_>,
+    metrics: &Metrics,
+    aborted: u64,
+    snapshot: &Snapshot,
+) -> fmt::Result {
     let help = "Requests by what they were answered; reason is `served` where an engine was reached, and code 0 unknown";
     let mut family = Family::new(encoder, "requests", help, MetricType::Counter)?;
     for (reason, n) in metrics.refused.read() {
@@ -86,6 +93,9 @@ fn requests(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics, snapshot: &S
     if get(&metrics.answered) > 0 {
         family
             .counter([("pool", NO_POOL), ("code", "200"), ("reason", "answered")], get(&metrics.answered))?;
+    }
+    if aborted > 0 {
+        family.counter([("pool", NO_POOL), ("code", "0"), ("reason", "aborted")], aborted)?;
     }
     for pool in &snapshot.pools {
         let counted = &pool.memory.metrics;

@@ -1,0 +1,28 @@
+# Build outputs and installed parts live outside the tree, so that a checkout stays clean and CI starts warm.
+export PILOTFISH_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pilotfish
+export CARGO_TARGET_DIR ?= $(PILOTFISH_CACHE)/target
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+.PHONY: quickstart
+quickstart: ## Three simulated engines, Pilotfish and Envoy on free ports; ONCE=1 stops after the table
+	@python3 scripts/quickstart.py
+
+.PHONY: test
+test: ## All tests, those through a real Envoy included
+	PILOTFISH_ENVOY="$$(scripts/envoy.sh)" cargo test --locked
+
+.PHONY: lint
+lint: ## Formatting and clippy, warnings are errors
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+
+.PHONY: bench
+bench: ## Micro-benchmarks
+	cargo bench --locked
+
+.PHONY: generate
+generate: ## Rewrite the generated documentation
+	cargo run --locked --quiet --example generate

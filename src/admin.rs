@@ -1,0 +1,139 @@
+//! The HTTP side: metrics, probes and debug pages.
+
+pub mod debug;
+mod view;
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use parking_lot::RwLock;
+use prometheus_client::registry::Registry;
+use serde_json::json;
+
+use crate::decision::Ring;
+use crate::document::Problem;
+use crate::extproc::Shared;
+use crate::resources::lower::Dumped;
+
+/// What the pages show.
+#[derive(Debug)]
+pub struct Admin {
+    /// The data path.
+    pub shared: Arc<Shared>,
+    /// Finished decisions.
+    pub ring: Arc<Ring>,
+    /// Series.
+    pub registry: Registry,
+    /// Whether new requests are wanted.
+    pub ready: AtomicBool,
+    /// Resources as written, and what is wrong with them and with the scheduler configuration.
+    pub documents: RwLock<Documents>,
+    /// Whether everybody may read the debug pages.
+    pub debug_for_all: bool,
+}
+
+/// What the operator wrote.
+#[derive(Debug, Default)]
+pub struct Documents {
+    /// Resources.
+    pub resources: Vec<Dumped>,
+    /// Problems of resources.
+    pub resource_problems: Vec<Problem>,
+    /// Problems of the scheduler configuration.
+    pub config_problems: Vec<Problem>,
+}
+
+/// All pages.
+pub fn router(admin: Arc<Admin>) -> Router {
+    let debug = Router::new()
+        .route("/debug/decisions", get(debug::decisions))
+        .route("/debug/endpoints", get(debug::endpoints))
+        .route("/debug/explain", post(debug::explain))
+        .route("/debug/config", get(debug::config))
+        .route("/debug/config_dump/modelroutes", get(debug::model_routes))
+        .route("/debug/config_dump/modelservers", get(debug::model_servers))
+        .route("/debug/config_dump/pods", get(debug::pods))
+        .layer(middleware::from_fn_with_state(Arc::clone(&admin), only_from_here));
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .merge(debug)
+        .fallback(|| async { error(StatusCode::NOT_FOUND, "no such page") })
+        .with_state(admin)
+}
+
+/// Debug pages answer callers on this machine that also say so: a Host that is not loopback is a browser led here by
+/// somebody else's page.
+async fn only_from_here(
+    State(admin): State<Arc<Admin>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    request: Request,
+    next: Next,
+) -> Response {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if admin.debug_for_all || (peer.ip().to_canonical().is_loopback() && is_loopback_host(host)) {
+        return next.run(request).await;
+    }
+    error(StatusCode::FORBIDDEN, "debug pages answer this machine only; --debug-access any opens them")
+}
+
+fn is_loopback_host(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    let mut text = String::with_capacity(16 << 10);
+    match prometheus_client::encoding::text::encode(&mut text, &admin.registry) {
+        Ok(()) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be encoded"),
+    }
+}
+
+async fn ready(State(admin): State<Arc<Admin>>) -> Response {
+    if admin.ready.load(Ordering::Acquire) {
+        "ready\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or draining\n").into_response()
+    }
+}
+
+fn error(status: StatusCode, message: &str) -> Response {
+    let mut body = String::new();
+    let _ = write!(body, "{}", json!({"error": {"message": message, "code": status.as_u16()}}));
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("localhost:9090", true)]
+    #[case("127.0.0.1", true)]
+    #[case("[::1]:9090", true)]
+    #[case("evil.test:9090", false)]
+    #[case("10.0.0.1:9090", false)]
+    #[case("", false)]
+    fn hosts(#[case] host: &str, #[case] loopback: bool) {
+        assert_eq!(is_loopback_host(host), loopback);
+    }
+}

@@ -1,0 +1,104 @@
+//! Records as JSON.
+
+use serde_json::{Map, Value, json};
+
+use crate::clock::rfc3339;
+use crate::decision::{CandidateRow, LegRecord, Record};
+use crate::state::Endpoint;
+use crate::state::endpoint::Booked;
+use crate::state::signals::{Millis, SignalKind};
+
+/// A score as JSON; NaN is null.
+fn score(value: f32) -> Value {
+    if value.is_finite() { json!(value) } else { Value::Null }
+}
+
+/// A decision, as `/debug/decisions` and `explain` show it.
+pub fn decision(record: &Record) -> Value {
+    let stages = &record.stages;
+    let micros = |d: std::time::Duration| d.as_micros() as u64;
+    json!({
+        "decision": record.id,
+        "request_id": record.request_id,
+        "time": rfc3339(record.time),
+        "model": record.model,
+        "target_model": record.target_model,
+        "pool": record.pool,
+        "route": record.route,
+        "rung": record.rung,
+        "prompt_tokens": record.prompt_tokens,
+        "legs": record.legs.iter().map(|leg_record| leg(leg_record, record)).collect::<Vec<_>>(),
+        "predicted_cached_tokens": record.predicted_cached_tokens,
+        "reported_cached_tokens": record.reported_cached_tokens,
+        "usage": record.usage.map(|(usage, source)| {
+            json!({"prompt": usage.prompt, "completion": usage.completion, "source": source.name()})
+        }),
+        "status": record.status,
+        "outcome": record.outcome.name(),
+        "stages_us": {
+            "receive": micros(stages.receive),
+            "parse": micros(stages.parse),
+            "route": micros(stages.route),
+            "prompt": micros(stages.prompt),
+            "schedule": micros(stages.schedule),
+            "decision": micros(stages.decision),
+            "first_token": stages.first_token.map(micros),
+            "total": micros(stages.total),
+        },
+    })
+}
+
+fn leg(leg: &LegRecord, record: &Record) -> Value {
+    json!({
+        "role": leg.role.name(),
+        "profile": leg.profile.name,
+        "candidates_total": leg.candidates_total,
+        "complete": leg.complete,
+        "candidates": leg.rows.iter().map(|row| candidate(leg, row)).collect::<Vec<_>>(),
+        "picked": &leg.picked[..],
+        "reserved": {
+            "requests": 1,
+            "prefill_tokens": leg.reserved_prefill,
+            "decode_tokens": leg.reserved_decode,
+        },
+        "served": record.served,
+        "attempts": record.attempts,
+    })
+}
+
+fn candidate(leg: &LegRecord, row: &CandidateRow) -> Value {
+    let filtered_by = row.filtered_by.map(|by| {
+        let name = leg.profile.filters.get(usize::from(by.filter)).map_or("filter", |filter| &*filter.name);
+        format!("{name}: {}", by.why)
+    });
+    let scores: Map<String, Value> = leg
+        .profile
+        .scorers
+        .iter()
+        .zip(row.raw.iter().zip(&row.used))
+        .map(|(scorer, (raw, used))| {
+            let shown =
+                json!({"type": scorer.kind, "raw": score(*raw), "used": score(*used), "weight": score(scorer.weight)});
+            (scorer.name.to_string(), shown)
+        })
+        .collect();
+    json!({"endpoint": row.endpoint, "filtered_by": filtered_by, "scores": scores, "total": score(row.total)})
+}
+
+/// What is booked.
+pub fn booked(booked: &Booked) -> Value {
+    let (requests, prefill, decode) = booked.read();
+    json!({"requests": requests, "prefill_tokens": prefill, "decode_tokens": decode})
+}
+
+/// Every signal of an endpoint, unknown ones as null.
+pub fn signals(endpoint: &Endpoint, now: Millis) -> Value {
+    let signals = SignalKind::ALL.iter().map(|&kind| {
+        let shown = match endpoint.signals.last(kind, now) {
+            Some((value, age)) => json!({"value": value, "age_s": age.as_secs_f64(), "source": "scrape"}),
+            None => json!({"value": null, "age_s": null, "source": null}),
+        };
+        (kind.name().to_owned(), shown)
+    });
+    Value::Object(signals.collect())
+}

@@ -1,0 +1,140 @@
+//! Wires everything: the one place where parts are built and handed to each other.
+
+mod drain;
+mod feeds;
+mod servers;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use parking_lot::RwLock;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::admin::{Admin, Documents};
+use crate::args::{DebugAccess, ServeArgs};
+use crate::decide::{Decider, Settings};
+use crate::decision::Ring;
+use crate::extproc::{Budget, Shared};
+use crate::metrics::{Metrics, exposition};
+use crate::schedule::Scheduler;
+use crate::schedule::plugin::Kind;
+use crate::settle::Ledger;
+use crate::state::{ObjectName, Store};
+use crate::trust::Trust;
+
+pub use servers::Ports;
+
+/// The addresses that were bound.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Bound {
+    /// ext_proc, access log, health.
+    pub grpc: SocketAddr,
+    /// gRPC health alone.
+    pub health: SocketAddr,
+    /// Metrics and debug pages.
+    pub admin: SocketAddr,
+}
+
+/// A running picker.
+#[derive(Debug)]
+pub struct App {
+    /// Where it listens.
+    pub bound: Bound,
+    /// What its pages show, for tests that look inside.
+    pub admin: Arc<Admin>,
+    args: ServeArgs,
+    health: tonic_health::server::HealthReporter,
+    /// Cancelled when the listeners must close.
+    closing: CancellationToken,
+    /// Cancelled when everything must stop.
+    stop: CancellationToken,
+    grpc: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
+    tasks: TaskTracker,
+    /// Keeps scrapers and watchers alive as long as the picker.
+    _feeds: feeds::Feeds,
+}
+
+impl App {
+    /// Binds, loads resources and configuration, and serves. Plugins of your own go into `extra_plugins`.
+    pub async fn start(args: ServeArgs, extra_plugins: &'static [&'static Kind]) -> Result<Self> {
+        let ports = Ports::bind(&args).await?;
+        let bound = ports.bound()?;
+        let metrics = Arc::new(Metrics::default());
+        let store = Arc::new(Store::default());
+        let ring = Arc::new(Ring::default());
+        let replica = format!("{:08x}", rand::random::<u32>());
+        let stop = CancellationToken::new();
+        let tasks = TaskTracker::new();
+
+        let scheduler =
+            Arc::new(Scheduler::new(feeds::first_pipeline(&args, extra_plugins)?, args.staleness));
+        let scraper = feeds::scraper(&args, &scheduler);
+        let ledger = Arc::new(Ledger::new(
+            Arc::clone(&metrics),
+            Arc::clone(&ring),
+            &replica,
+            feeds::refresh_models(&scraper),
+        ));
+        let shared = Arc::new(Shared {
+            decider: Decider {
+                store: Arc::clone(&store),
+                scheduler: Arc::clone(&scheduler),
+                metrics: Arc::clone(&metrics),
+                settings: settings(&args, &replica)?,
+            },
+            ledger: Arc::clone(&ledger),
+            metrics: Arc::clone(&metrics),
+            budget: Arc::new(Budget::new(Arc::clone(&metrics), args.max_buffered_bytes)),
+            body_idle_timeout: args.body_idle_timeout,
+            decision_timeout: args.decision_timeout,
+            drain_over: CancellationToken::new(),
+        });
+        let admin = Arc::new(Admin {
+            registry: exposition::registry(Arc::clone(&metrics), Arc::clone(&store), Arc::clone(&ledger)),
+            shared: Arc::clone(&shared),
+            ring,
+            ready: AtomicBool::new(false),
+            documents: RwLock::new(Documents::default()),
+            debug_for_all: args.debug_access == DebugAccess::Any,
+        });
+
+        let feeds = feeds::Feeds::start(&args, extra_plugins, &admin, scraper, &stop, &tasks)?;
+        tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
+        let closing = CancellationToken::new();
+        let trust = Trust::new(args.trusted_clients.clone());
+        let (health, grpc) = ports.serve(&admin, trust, &closing, &stop, &tasks).await;
+        admin.ready.store(true, Ordering::Release);
+        drain::set_serving(&health, true).await;
+        Ok(Self { bound, admin, args, health, closing, stop, grpc, tasks, _feeds: feeds })
+    }
+}
+
+fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
+    let default_pool = args.default_pool.as_deref().map(|name| {
+        let (namespace, name) = name.split_once('/').context("--default-pool takes NAMESPACE/NAME")?;
+        anyhow::Ok(ObjectName::new(namespace, name))
+    });
+    Ok(Settings {
+        max_body: args.max_body_bytes,
+        default_pool: default_pool.transpose()?,
+        trust_hints: args.trust_hints,
+        usage_injection: args.usage_injection,
+        decision_detail: args.decision_detail,
+        replica: replica.into(),
+    })
+}
+
+/// Settles what has waited long enough, four times a second.
+async fn sweep(ledger: Arc<Ledger>, stop: CancellationToken) {
+    let mut tick = tokio::time::interval(std::time::Duration::from_millis(250));
+    loop {
+        tokio::select! {
+            _ = tick.tick() => ledger.sweep(),
+            () = stop.cancelled() => return ledger.settle_all(),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Flags of `engine`.
+
+use std::net::{IpAddr, SocketAddr};
+
+use clap::Parser;
+
+use crate::engine::{EngineConfig, Fault};
+
+/// Flags of `engine`.
+#[derive(Debug, Parser)]
+pub struct EngineArgs {
+    /// Port to listen on; 0 picks a free one.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub listen: IpAddr,
+    /// Name in the `x-engine-name` response header; engine-PORT if not given.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// A served model name; repeatable.
+    #[arg(long = "model", value_name = "NAME", default_value = "tiny")]
+    pub models: Vec<String>,
+    /// A LoRA adapter; repeatable.
+    #[arg(long = "lora", value_name = "NAME")]
+    pub loras: Vec<String>,
+    /// How much faster than a real engine it works.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    pub speed: f64,
+    /// KV blocks.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub blocks: u64,
+    /// Tokens in a block.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub block_size: u32,
+    /// Sequences computed at once.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_running: u32,
+    /// Requests beyond which 503 is answered.
+    #[arg(long, value_name = "N")]
+    pub max_queued: Option<u32>,
+    /// Bytes to fill the metrics page up to, 0 for none; a real vLLM's page has about 60,000.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub page_padding: usize,
+    /// A fault from the start; repeatable, and settable at run time by `POST /fault`.
+    #[arg(long = "fault", value_name = "KIND[:ARG]")]
+    pub faults: Vec<Fault>,
+}
+
+impl From<EngineArgs> for EngineConfig {
+    fn from(args: EngineArgs) -> Self {
+        Self {
+            listen: SocketAddr::new(args.listen, args.port),
+            name: args.name,
+            models: args.models,
+            loras: args.loras,
+            speed: args.speed,
+            blocks: args.blocks,
+            block_size: args.block_size,
+            max_running: args.max_running,
+            max_queued: args.max_queued,
+            page_padding: args.page_padding,
+            faults: args.faults,
+            ..Self::default()
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Sizes, durations and pairs on the command line.
+
+use std::time::Duration;
+
+/// `64Mi`, `1Gi`, `1500000`.
+pub fn bytes(text: &str) -> Result<usize, String> {
+    let (digits, factor) = match text.find(|c: char| !c.is_ascii_digit()) {
+        None => (text, 1),
+        Some(at) => {
+            let factor = match &text[at..] {
+                "Ki" => 1 << 10,
+                "Mi" => 1 << 20,
+                "Gi" => 1 << 30,
+                "k" => 1_000,
+                "M" => 1_000_000,
+                "G" => 1_000_000_000,
+                other => return Err(format!("unknown unit `{other}`: use Ki, Mi, Gi or none")),
+            };
+            (&text[..at], factor)
+        }
+    };
+    let number: usize = digits.parse().map_err(|_| "write a number of bytes, such as 64Mi".to_owned())?;
+    number.checked_mul(factor).ok_or_else(|| "too large".to_owned())
+}
+
+/// `30s`, `200ms`, `5m`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    crate::resources::duration::parse(text)
+        .ok_or_else(|| "write a duration, such as 200ms, 30s or 5m".to_owned())
+}
+
+/// A duration that must not be zero.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    let found = duration(text)?;
+    if found.is_zero() { Err("must be above 0".to_owned()) } else { Ok(found) }
+}
+
+/// `NAME=VALUE`.
+pub fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or_else(|| "write NAME=VALUE".to_owned())?;
+    Ok((name.to_ascii_lowercase(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("64Mi", Ok(64 << 20))]
+    #[case("10", Ok(10))]
+    #[case("2k", Ok(2_000))]
+    #[case("1Ti", Err(()))]
+    #[case("", Err(()))]
+    #[case("99999999999999999999Gi", Err(()))]
+    fn sizes(#[case] text: &str, #[case] expected: Result<usize, ()>) {
+        assert_eq!(bytes(text).map_err(|_| ()), expected);
+    }
+}

@@ -1,0 +1,92 @@
+//! Runs the commands: what `main` does, for binaries of your own that add plugins too.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::app::App;
+use crate::args::{Args, Command, EngineArgs, ServeArgs};
+use crate::engine::{Engine, EngineConfig};
+use crate::schedule::plugin::Kind;
+use crate::telemetry;
+
+/// Wrong use: what clap exits with, too.
+const USAGE: u8 = 2;
+
+/// Runs one command with plugins beside the built-in ones.
+pub fn run(args: Args, extra_plugins: &'static [&'static Kind]) -> ExitCode {
+    let done = match args.command {
+        Command::Serve(args) => return serve(*args, extra_plugins),
+        Command::Check(_) | Command::Explain(_) => Ok(()),
+        Command::Engine(args) => engine(args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, 1),
+    }
+}
+
+fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
+    eprintln!("pilotfish: {error:#}");
+    ExitCode::from(code)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")
+}
+
+fn serve(args: ServeArgs, extra_plugins: &'static [&'static Kind]) -> ExitCode {
+    if args.resources.is_none() {
+        let why = anyhow::anyhow!(
+            "serve needs resources: give --resources DIR with Endpoint and InferencePool documents"
+        );
+        return fail(&why, USAGE);
+    }
+    let served = telemetry::init(args.log_format, &args.log_level).and_then(|()| {
+        runtime()?.block_on(async {
+            for flag in args.without_effect() {
+                tracing::warn!(flag, "this flag has no effect in this version");
+            }
+            let app = App::start(args, extra_plugins).await?;
+            tracing::info!(version = env!("CARGO_PKG_VERSION"), bound = ?app.bound, "serving");
+            say(&json!({"listening": app.bound}))?;
+            terminated().await?;
+            app.drain().await;
+            Ok(())
+        })
+    });
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, 1),
+    }
+}
+
+fn engine(args: EngineArgs) -> Result<()> {
+    runtime()?.block_on(async {
+        let engine = Engine::bind(EngineConfig::from(args)).await?;
+        say(&json!({"listening": {"engine": engine.address()}}))?;
+        engine.run(async { drop(terminated().await) }).await?;
+        Ok(())
+    })
+}
+
+/// One line on standard output, at once: who started us waits for it.
+fn say(line: &serde_json::Value) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// SIGTERM or SIGINT.
+async fn terminated() -> Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
