@@ -24,6 +24,7 @@
 pub mod clock;
 pub mod decision;
 pub mod document;
+pub mod feed;
 pub mod index;
 pub mod metrics;
 pub mod plugins;
