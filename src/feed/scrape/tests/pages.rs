@@ -1,5 +1,9 @@
 //! Pages in, signals and health out, without a network.
 
+use std::io::Write;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 use rstest::rstest;
 
 use super::{Seen, restricted};
@@ -261,4 +265,56 @@ fn the_page_decides_the_dialect_whatever_the_endpoint_is_said_to_run() {
         [SignalKind::Running, SignalKind::Waiting, SignalKind::Foreign, SignalKind::TimePerOutputToken];
     assert_eq!(seen.values(kinds), [Some(7.0), Some(3.0), Some(10.0), Some(0.05)]);
     assert_eq!(seen.observer.status().missing, [""; 0]);
+}
+
+/// What `work` logs at `warn` and above, line by line.
+fn warnings(work: impl FnOnce()) -> Vec<String> {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, work);
+    let bytes = lines.0.lock().clone();
+    String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_missing_metric_is_warned_of_once() {
+    let mut seen = Seen::new();
+    let lines = warnings(|| {
+        for _ in 0..3 {
+            seen.page("vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n");
+        }
+    });
+    for metric in ["kv_usage", "time_to_first_token", "time_per_output_token", "tokens_done", "block_size"] {
+        let of_metric = lines.iter().filter(|line| line.contains(&format!("metric=\"{metric}\"")));
+        assert_eq!(of_metric.count(), 1, "{metric} in {lines:#?}");
+    }
+    assert_eq!(lines.len(), 5, "{lines:#?}");
+    assert!(lines[0].contains("endpoint=default/a") && lines[0].contains("10.0.0.1:8000"), "{}", lines[0]);
+}
+
+#[test]
+fn a_page_without_any_metric_is_warned_of_once_and_not_before_all_was_asked_for() {
+    let mut seen = Seen::new();
+    assert_eq!(warnings(|| assert!(!seen.page(""))), [""; 0], "the full page may have some");
+    let lines = warnings(|| {
+        for _ in 0..4 {
+            seen.page("");
+        }
+    });
+    assert_eq!(lines.len(), 1, "{lines:#?}");
 }
