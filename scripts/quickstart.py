@@ -89,9 +89,11 @@ def with_ports(text, ports):
     return re.sub(r"(port_value: |127\.0\.0\.1:)(\d+)", lambda m: m[1] + str(ports.get(int(m[2]), int(m[2]))), text)
 
 
-def get(url, body=None):
+def get(url, body=None, request_id=None):
     data = None if body is None else json.dumps(body).encode()
     headers = {"content-type": "application/json"} if data else {}
+    if request_id:
+        headers["x-request-id"] = request_id
     with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=30) as answer:
         return json.loads(answer.read() or b"{}")
 
@@ -157,21 +159,22 @@ def run(binary, envoy, work, processes):
     until("the engines' metrics", lambda: all(e["state"] == "up" for e in get(f"{admin}/debug/endpoints")["endpoints"]))
 
     print(f"\n{'request':<44} {'served by':<10} {'cached':>6}  why")
-    for kind, question in REQUESTS:
+    for number, (kind, question) in enumerate(REQUESTS):
+        request_id = f"quickstart-{number}"
         body = {
             "model": "tiny",
             "max_tokens": 8,
             "messages": [{"role": "system", "content": SYSTEM[kind]}, {"role": "user", "content": question}],
         }
-        answer = get(f"{gateway}/v1/chat/completions", body)
+        answer = get(f"{gateway}/v1/chat/completions", body, request_id)
         cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         decision = None
 
         def settled():
             nonlocal decision
-            found = get(f"{admin}/debug/decisions?limit=1")["decisions"]
-            decision = found[0] if found and found[0]["legs"] and found[0]["usage"] else None
-            return decision and decision["usage"]["completion"] == answer["usage"]["completion_tokens"]
+            found = get(f"{admin}/debug/decisions?request_id={request_id}")["decisions"]
+            decision = found[0] if found else None
+            return decision
 
         until("the decision's record", settled)
         served = names.get(decision["legs"][0]["served"], decision["legs"][0]["served"])

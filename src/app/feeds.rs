@@ -9,32 +9,39 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
 use crate::args::ServeArgs;
+use crate::feed::scrape::{ScrapeConfig, Scraper};
 use crate::schedule::plugin::Kind;
 use crate::schedule::{Pipeline, Scheduler};
 use crate::settle::OnUnknownModel;
 use crate::topology::Topology;
 
-/// Scraper stand-in until the feed is merged.
-#[derive(Clone, Debug)]
-pub struct Scraper;
-
 /// Running feeds.
 #[derive(Debug)]
-pub struct Feeds {}
+pub struct Feeds {
+    _scraper: Scraper,
+}
 
 /// The pipeline to start with.
 pub fn first_pipeline(_args: &ServeArgs, _extra: &'static [&'static Kind]) -> Result<Pipeline> {
     Ok(Pipeline::assemble("default", crate::plugins::default_parts(), None)?)
 }
 
-/// The scraper.
-pub fn scraper(_args: &ServeArgs, _scheduler: &Arc<Scheduler>) -> Scraper {
-    Scraper
+/// The scraper. An engine that started anew holds nothing of what was sent to the old one.
+pub fn scraper(args: &ServeArgs, scheduler: &Arc<Scheduler>) -> Scraper {
+    let config = ScrapeConfig { interval: args.scrape_interval, ..ScrapeConfig::default() };
+    let scheduler = Arc::clone(scheduler);
+    let forget = move |slot| {
+        if let Some(index) = &scheduler.pipeline().index {
+            index.forget(slot);
+        }
+    };
+    Scraper::new(config, Arc::new(forget))
 }
 
-/// What to do when an engine does not serve a model.
-pub fn refresh_models(_scraper: &Scraper) -> OnUnknownModel {
-    Arc::new(|_| {})
+/// What to do when an engine does not serve a model: ask it again what it serves.
+pub fn refresh_models(scraper: &Scraper) -> OnUnknownModel {
+    let scraper = scraper.clone();
+    Arc::new(move |endpoint| scraper.refresh_models(endpoint))
 }
 
 impl Feeds {
@@ -43,7 +50,7 @@ impl Feeds {
         args: &ServeArgs,
         _extra: &'static [&'static Kind],
         admin: &Arc<Admin>,
-        _scraper: Scraper,
+        scraper: Scraper,
         _stop: &CancellationToken,
         _tasks: &TaskTracker,
     ) -> Result<Self> {
@@ -64,8 +71,9 @@ impl Feeds {
         }
         let mut topology = Topology::default();
         let snapshot = topology.apply(lowered.world, Instant::now());
+        scraper.follow(&snapshot.endpoints);
         admin.shared.decider.store.replace(snapshot);
         admin.documents.write().resources = lowered.dump;
-        Ok(Self {})
+        Ok(Self { _scraper: scraper })
     }
 }

@@ -1,0 +1,3 @@
+//! Where knowledge comes from: each feed follows one source and writes what it learns into the state.
+
+pub mod scrape;
