@@ -26,7 +26,7 @@ use crate::settle::Ledger;
 use crate::state::{ObjectName, Store};
 use crate::trust::Trust;
 
-pub use servers::Ports;
+pub use servers::{Ports, server_builder};
 
 /// The addresses that were bound.
 #[derive(Clone, Copy, Debug, Serialize)]

@@ -173,10 +173,8 @@ impl Exchange {
                        BUFFERED_PARTIAL in Envoy's ext_proc filter";
             return Step::Refuse(Refusal::new(Reason::UnsupportedMode, why));
         }
-        // A length announced is refused before the first byte; BUFFERED_PARTIAL may still route by the beginning.
-        if self.modes.request != BodyMode::BufferedPartial
-            && self.head.content_length().is_some_and(|length| length > self.max_body as u64)
-        {
+        // A length announced is refused before the first byte.
+        if self.head.content_length().is_some_and(|length| length > self.max_body as u64) {
             return Step::Refuse(self.too_large());
         }
         if self.modes.request != BodyMode::FullDuplex {
