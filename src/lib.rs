@@ -22,6 +22,7 @@
 //! `extproc`, `feed`, `admin` and `app` knows of gRPC or HTTP, and only `app` wires.
 
 pub mod clock;
+pub mod config;
 pub mod decide;
 pub mod decision;
 pub mod document;
