@@ -28,6 +28,7 @@ pub mod decision;
 pub mod document;
 pub mod engine;
 pub mod extproc;
+pub mod feed;
 pub mod index;
 pub mod metrics;
 pub mod plugins;

@@ -1,0 +1,3 @@
+//! Where the state comes from: files that describe endpoints, pools and routes, and what engines report.
+
+pub mod file;
