@@ -21,6 +21,7 @@
 //! Imports point downwards and to the right: `plugins` and `schedule` know `state`, `index` and `request`; nothing but
 //! `extproc`, `feed`, `admin` and `app` knows of gRPC or HTTP, and only `app` wires.
 
+pub mod check;
 pub mod clock;
 pub mod config;
 pub mod decide;
