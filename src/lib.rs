@@ -31,6 +31,7 @@ pub mod engine;
 pub mod extproc;
 pub mod feed;
 pub mod index;
+pub mod manual;
 pub mod metrics;
 pub mod plugins;
 pub mod prompt;
