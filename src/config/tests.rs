@@ -258,3 +258,23 @@ fn a_plugin_of_ones_own_is_found_before_the_built_in_ones() {
     let wrong = read_with(&picker_config("plugins: [{type: owm}]\n"), &options);
     assert_eq!(shown(&wrong), ["3:18 error unknown plugin type `owm` = did you mean `own`?"]);
 }
+
+/// Whatever is cut off, reading ends with a pipeline or with an error, and the error stands inside the text.
+#[test]
+fn files_cut_anywhere_are_read_or_refused() {
+    let kthena = "scheduler:\n  pluginConfig:\n  - {name: prefix-cache, args: {blockSizeToHash: 1}}\n  plugins:\n    \
+        Filter: {enabled: [least-request], disabled: [x]}\n    Score: {enabled: [{name: random, weight: 1.5}]}\n";
+    let picker = picker_config(
+        "featureGates: [flowControl=false]\nplugins:\n- {type: prefix-cache-scorer, parameters: {autoTune: true}}\n\
+         - {type: max-score-picker, name: p}\nschedulingProfiles:\n- {name: a, plugins: [{pluginRef: p, weight: 2}]}\n",
+    );
+    for text in [kthena, &picker] {
+        for (end, _) in text.char_indices() {
+            let read = lenient(&text[..end]);
+            let wrong = read.problems.iter().any(|problem| problem.severity == Severity::Error);
+            assert_eq!(read.pipeline.is_none(), wrong, "{:#?}", shown(&read));
+            let lines = text[..end].lines().count() as u32 + 1;
+            assert!(read.problems.iter().all(|problem| problem.line <= lines), "{:#?}", shown(&read));
+        }
+    }
+}

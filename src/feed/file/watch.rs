@@ -155,6 +155,13 @@ mod tests {
         poll: Duration::from_mins(10),
     };
 
+    /// Writes a file in one step, so that nobody sees half of it.
+    fn put(file: &Path, text: &str) {
+        let draft = file.with_extension("draft");
+        fs::write(&draft, text).unwrap();
+        fs::rename(&draft, file).unwrap();
+    }
+
     async fn told(watch: &mut Watch) -> bool {
         timeout(DEADLINE, watch.changed()).await.is_ok()
     }
@@ -163,11 +170,11 @@ mod tests {
     async fn changed_added_and_removed_files_are_told() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.yaml");
-        fs::write(&file, "1").unwrap();
+        put(&file, "1");
         let mut watch = Watch::new(dir.path(), BY_EVENTS);
-        fs::write(&file, "2").unwrap();
+        put(&file, "2");
         assert!(told(&mut watch).await, "changed");
-        fs::write(dir.path().join("b.yaml"), "").unwrap();
+        put(&dir.path().join("b.yaml"), "");
         assert!(told(&mut watch).await, "added");
         fs::remove_file(&file).unwrap();
         assert!(told(&mut watch).await, "removed");
@@ -177,12 +184,10 @@ mod tests {
     async fn a_single_file_is_followed_through_replacement() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("scheduler.conf");
-        fs::write(&file, "1").unwrap();
+        put(&file, "1");
         let mut watch = Watch::new(&file, BY_EVENTS);
         for text in ["2", "3"] {
-            let draft = dir.path().join("draft");
-            fs::write(&draft, text).unwrap();
-            fs::rename(&draft, &file).unwrap();
+            put(&file, text);
             assert!(told(&mut watch).await, "{text}");
         }
     }
@@ -212,12 +217,12 @@ mod tests {
     async fn touching_a_file_or_writing_another_is_no_change() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.yaml");
-        fs::write(&file, "1").unwrap();
+        put(&file, "1");
         let mut watch = Watch::new(dir.path(), BY_EVENTS);
-        fs::write(&file, "1").unwrap();
-        fs::write(dir.path().join("notes.txt"), "x").unwrap();
+        put(&file, "1");
+        put(&dir.path().join("notes.txt"), "x");
         assert!(timeout(3 * BY_EVENTS.patience, watch.changed()).await.is_err());
-        fs::write(&file, "2").unwrap();
+        put(&file, "2");
         assert!(told(&mut watch).await, "and the watch goes on");
     }
 
@@ -231,7 +236,7 @@ mod tests {
         let timing = Timing { poll: Duration::from_millis(5), ..BY_EVENTS };
         let task =
             tokio::spawn(look(dir.path().to_owned(), fingerprint(dir.path()), events, changed, timing));
-        fs::write(&file, "1").unwrap();
+        put(&file, "1");
         assert!(timeout(DEADLINE, changes.recv()).await.is_ok());
         task.abort();
     }
