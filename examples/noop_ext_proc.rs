@@ -54,7 +54,9 @@ impl Exchange {
         let modes = *self.modes.get_or_insert_with(|| Modes::learn(message.protocol_config.as_ref()));
         let headers = || Outgoing::RequestHeaders(HeadersResponse::default());
         match message.request {
-            Some(Incoming::RequestHeaders(incoming)) if incoming.end_of_stream => vec![noop.routed(headers())],
+            Some(Incoming::RequestHeaders(incoming)) if incoming.end_of_stream => {
+                vec![noop.routed(headers())]
+            }
             Some(Incoming::RequestHeaders(_)) if modes.request == BodyMode::FullDuplex => Vec::new(),
             Some(Incoming::RequestHeaders(_)) => vec![reply::message(headers())],
             Some(Incoming::RequestBody(body)) if modes.request == BodyMode::FullDuplex => {
@@ -64,10 +66,13 @@ impl Exchange {
                 }
                 let pieces = std::mem::take(&mut self.held);
                 let last = pieces.len() - 1;
-                let pieces = pieces.into_iter().enumerate().map(|(at, piece)| reply::request_piece(piece, at == last));
+                let pieces =
+                    pieces.into_iter().enumerate().map(|(at, piece)| reply::request_piece(piece, at == last));
                 std::iter::once(noop.routed(headers())).chain(pieces).collect()
             }
-            Some(Incoming::RequestBody(_)) => vec![noop.routed(Outgoing::RequestBody(BodyResponse::default()))],
+            Some(Incoming::RequestBody(_)) => {
+                vec![noop.routed(Outgoing::RequestBody(BodyResponse::default()))]
+            }
             Some(Incoming::RequestTrailers(_)) => vec![reply::continue_request_trailers()],
             Some(Incoming::ResponseHeaders(_)) => vec![reply::continue_response_headers()],
             Some(Incoming::ResponseBody(body)) if modes.response == BodyMode::FullDuplex => {
@@ -88,7 +93,10 @@ type Replies = Pin<Box<dyn Stream<Item = Result<ProcessingResponse, Status>> + S
 impl ExternalProcessor for std::sync::Arc<Noop> {
     type ProcessStream = Replies;
 
-    async fn process(&self, request: Request<Streaming<ProcessingRequest>>) -> Result<Response<Replies>, Status> {
+    async fn process(
+        &self,
+        request: Request<Streaming<ProcessingRequest>>,
+    ) -> Result<Response<Replies>, Status> {
         let noop = std::sync::Arc::clone(self);
         let mut exchange = Exchange { modes: None, held: Vec::new() };
         let replies = request.into_inner().map(move |message| match message {
@@ -100,7 +108,8 @@ impl ExternalProcessor for std::sync::Arc<Noop> {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let endpoint = std::env::args().nth(1).ok_or("give the endpoint that every request goes to, as ip:port")?;
+    let endpoint =
+        std::env::args().nth(1).ok_or("give the endpoint that every request goes to, as ip:port")?;
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         println!("{{\"listening\":{{\"grpc\":\"{}\"}}}}", listener.local_addr()?);
@@ -110,7 +119,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .max_decoding_message_size(65 << 20)
             .max_encoding_message_size(65 << 20);
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
-        server_builder().add_service(service).add_service(health_service).serve_with_incoming(incoming).await?;
+        server_builder()
+            .add_service(service)
+            .add_service(health_service)
+            .serve_with_incoming(incoming)
+            .await?;
         Ok(())
     })
 }
