@@ -89,15 +89,18 @@ impl Exchange {
 
 type Replies = Pin<Box<dyn Stream<Item = Result<ProcessingResponse, Status>> + Send>>;
 
+#[derive(Clone)]
+struct Service(std::sync::Arc<Noop>);
+
 #[tonic::async_trait]
-impl ExternalProcessor for std::sync::Arc<Noop> {
+impl ExternalProcessor for Service {
     type ProcessStream = Replies;
 
     async fn process(
         &self,
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Replies>, Status> {
-        let noop = std::sync::Arc::clone(self);
+        let noop = std::sync::Arc::clone(&self.0);
         let mut exchange = Exchange { modes: None, held: Vec::new() };
         let replies = request.into_inner().map(move |message| match message {
             Ok(message) => exchange.answer(&noop, message).into_iter().map(Ok).collect(),
@@ -115,7 +118,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{{\"listening\":{{\"grpc\":\"{}\"}}}}", listener.local_addr()?);
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_service_status("", tonic_health::ServingStatus::Serving).await;
-        let service = ExternalProcessorServer::new(std::sync::Arc::new(Noop::new(&endpoint)))
+        let service = ExternalProcessorServer::new(Service(std::sync::Arc::new(Noop::new(&endpoint))))
             .max_decoding_message_size(65 << 20)
             .max_encoding_message_size(65 << 20);
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));

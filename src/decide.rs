@@ -173,7 +173,10 @@ impl Decider {
         let blocks = self.blocks(&mut record, &pipeline, &request, text.bytes(), &routed.target_model);
         let ask =
             Ask { subset: arrived.subset.as_ref(), ..ask(&routed, &request, &blocks, seed, usize::MAX) };
-        record.legs.push(self.scheduler.explain(&pipeline, &routed.pool, &ask)?);
+        let (leg, predicted_cached_tokens) = self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
+        record.legs.push(leg);
+        record.prompt_tokens = request.prompt.estimated_tokens();
+        record.predicted_cached_tokens = predicted_cached_tokens;
         Ok(record)
     }
 

@@ -107,16 +107,18 @@ impl Scheduler {
         Ok(Picked { ranked, leg, record, predicted_cached_tokens })
     }
 
-    /// The decision table for a request that is not booked.
+    /// The decision table for a request that is not booked, and the prompt tokens the choice is believed to hold.
     pub fn explain(
         &self,
         pipeline: &Pipeline,
         pool: &Arc<Pool>,
         ask: &Ask<'_>,
-    ) -> Result<LegRecord, Refusal> {
+    ) -> Result<(LegRecord, u64), Refusal> {
         let mut space = pool.memory.cycle.lock();
         let profile = self.rank(pipeline, &mut space, pool, ask)?;
-        Ok(record(&space, &profile, pool, ask, (0, 0)))
+        let chosen = space.candidates[space.ranked[0] as usize];
+        let predicted_cached_tokens = ask.blocks.tokens(chosen.depth).min(ask.prompt_tokens);
+        Ok((record(&space, &profile, pool, ask, (0, 0)), predicted_cached_tokens))
     }
 
     /// Fills `space.ranked` with at least one candidate.

@@ -77,6 +77,8 @@ pub struct Ledger {
     log_comes: AtomicBool,
     /// Whether a stream ever outlived its request phase, which shows that Envoy keeps them open.
     streams_stay: AtomicBool,
+    /// Whether any source of token usage ever spoke.
+    usage_comes: AtomicBool,
     /// Streams that ended before any response, for `requests_total`.
     pub aborted: AtomicU64,
 }
@@ -144,6 +146,7 @@ impl Ledger {
             parked: Mutex::default(),
             log_comes: AtomicBool::new(false),
             streams_stay: AtomicBool::new(false),
+            usage_comes: AtomicBool::new(false),
             aborted: AtomicU64::new(0),
         }
     }

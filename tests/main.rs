@@ -1,1 +1,26 @@
+//! Integration tests: a picker in this process, spoken to through its ports.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails where it stands")]
+
+/// What the tests stand on.
+mod kit {
+    /// The cases and their vocabulary.
+    pub mod case;
+    /// Simulated engines, and servers of metrics pages that no engine would write.
+    pub mod engine;
+    /// Waiting for something to become true.
+    pub mod eventually;
+    /// Envoy's side of an ext_proc stream.
+    pub mod extproc;
+    /// A picker with its resources, flags, pages and metrics.
+    pub mod picker;
+    /// What came back on an ext_proc stream.
+    pub mod replies;
+    /// Resources as YAML.
+    pub mod resources;
+}
+
+/// One test for every case of `tests/data/cases`.
+mod cases {
+    mod protocol;
+}

@@ -94,7 +94,13 @@ pub fn parse<'a>(head: &Head, body: &'a Body, max_body: usize) -> Result<(LlmReq
         Body::Absent if head.method() == "POST" && request::Api::from_path(path).is_known() => {
             Err(Refusal::new(Reason::MalformedBody, "this path needs a request body, and none was sent"))
         }
-        Body::Absent | Body::Unseen => Ok((LlmRequest::headers_only(path), nothing())),
+        Body::Absent => {
+            let mut request = LlmRequest::headers_only(path);
+            // Without a body nothing is asked to be generated.
+            request.n = 0;
+            Ok((request, nothing()))
+        }
+        Body::Unseen => Ok((LlmRequest::headers_only(path), nothing())),
         Body::CutOff(chunks) => cut_off(head, chunks),
         Body::Whole(chunks) => {
             let text = text(head, chunks, max_body)?;
@@ -178,6 +184,12 @@ mod tests {
         assert_eq!(reason("/v1/chat/completions", &Body::Absent), Err(Reason::MalformedBody));
         assert_eq!(reason("/anything", &whole("{}")), Ok(()));
         assert_eq!(reason("/anything", &Body::Absent), Ok(()));
+    }
+
+    #[test]
+    fn a_request_without_a_body_asks_for_no_answer() {
+        let answers = |body: &Body| parse(&head("/v1/models", &[]), body, 10).unwrap().0.n;
+        assert_eq!((answers(&Body::Absent), answers(&Body::Unseen)), (0, 1));
     }
 
     #[test]

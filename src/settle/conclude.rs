@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::progress::{AccessLogFacts, Progress};
 use super::{Closing, Ledger, log};
 use crate::decision::{Outcome, UsageSource};
-use crate::metrics::PoolMetrics;
+use crate::metrics::{Degraded, PoolMetrics};
 use crate::state::pool::{BrokenCause, Pool};
 use crate::state::signals::Millis;
 use crate::state::{Endpoint, Member};
@@ -52,6 +52,7 @@ impl Ledger {
         }
         let usage = settle_usage(&closing, facts, outcome, status);
         if let Some((usage, source)) = usage {
+            self.note_source(source);
             count_usage(counted, member.as_ref().map(|m| &*m.endpoint), usage, source);
             learn_output(&closing, facts, usage, source, outcome);
         }
@@ -71,6 +72,23 @@ impl Ledger {
         record.outcome = outcome;
         log::served(&record);
         self.ring.push(Arc::from(record));
+    }
+
+    /// Warns where no source of token usage has ever spoken. One that speaks at times may be silent for good reasons.
+    fn note_source(&self, source: UsageSource) {
+        if source != UsageSource::Estimate {
+            self.usage_comes.store(true, Ordering::Relaxed);
+            if self.metrics.set_degraded(Degraded::Usage, false) {
+                tracing::info!(source = source.name(), "token usage is reported");
+            }
+        } else if !self.usage_comes.load(Ordering::Relaxed)
+            && self.metrics.set_degraded(Degraded::Usage, true)
+        {
+            tracing::warn!(
+                "nobody reports token usage, so requests are settled by estimates: set response_body_mode \
+                 FULL_DUPLEX_STREAMED, or let Envoy's usage filter or access log report it"
+            );
+        }
     }
 }
 
@@ -167,6 +185,10 @@ fn settle_usage(
         return Some((usage, UsageSource::AccessLog));
     }
     if matches!(outcome, Outcome::Aborted) || !(status == 0 || (200..300).contains(&status)) {
+        return None;
+    }
+    // A request that asks for no tokens, such as a list of models, costs none.
+    if closing.record.prompt_tokens == 0 && closing.expected_output == 0 {
         return None;
     }
     let learned = &closing.pool.memory.learned;

@@ -1,0 +1,107 @@
+//! Servers that the picker scrapes: simulated engines, and pages that no engine would write.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use parking_lot::Mutex;
+use pilotfish::engine::{Engine, EngineConfig, EngineState};
+use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
+
+/// A simulated engine on a free port of loopback.
+pub struct SimulatedEngine {
+    /// What it has seen, and its faults.
+    pub state: Arc<EngineState>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl SimulatedEngine {
+    /// Starts it.
+    pub async fn start(config: EngineConfig) -> Self {
+        let engine = Engine::bind(config).await.unwrap();
+        let state = engine.state();
+        let task = tokio::spawn(async move { engine.run(std::future::pending()).await.unwrap() });
+        Self { state, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> String {
+        self.state.address().to_string()
+    }
+}
+
+/// How `/metrics` answers.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// 200 with this text of this content type.
+    Page(&'static str, String),
+    /// This status.
+    Status(u16),
+    /// Never.
+    Hang,
+}
+
+impl Answer {
+    /// A page of metrics.
+    pub fn page(text: &str) -> Self {
+        Self::Page("text/plain; version=0.0.4", text.to_owned())
+    }
+}
+
+/// A server of one metrics page.
+#[derive(Debug)]
+pub struct MetricsPage {
+    /// Where it listens.
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    _task: AbortOnDropHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    answer: Mutex<Answer>,
+    asked: AtomicU64,
+}
+
+impl MetricsPage {
+    /// Starts one on a free port of loopback.
+    pub async fn start(answer: Answer) -> Self {
+        Self::start_at("127.0.0.1:0", answer).await
+    }
+
+    /// Starts one at an address.
+    pub async fn start_at(address: &str, answer: Answer) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared { answer: Mutex::new(answer), asked: AtomicU64::new(0) });
+        let router = Router::new().route("/metrics", get(page)).with_state(Arc::clone(&shared));
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { address, shared, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// Answers so from now on.
+    pub fn answer(&self, answer: Answer) {
+        *self.shared.answer.lock() = answer;
+    }
+
+    /// Times the page was asked for.
+    pub fn asked(&self) -> u64 {
+        self.shared.asked.load(Ordering::SeqCst)
+    }
+}
+
+async fn page(State(shared): State<Arc<Shared>>) -> Response {
+    shared.asked.fetch_add(1, Ordering::SeqCst);
+    let answer = shared.answer.lock().clone();
+    match answer {
+        Answer::Page(kind, text) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
+        Answer::Status(status) => StatusCode::from_u16(status).unwrap().into_response(),
+        Answer::Hang => std::future::pending().await,
+    }
+}

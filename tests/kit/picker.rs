@@ -1,0 +1,242 @@
+//! A picker in this process: resources in a directory of its own, flags through the real command line, ports of its own.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use clap::Parser;
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use pilotfish::app::App;
+use pilotfish::args::{Args, Command};
+use pilotfish::plugins;
+use pilotfish::schedule::Pipeline;
+use pilotfish::schedule::pipeline::Part;
+use serde_json::Value;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+
+use super::eventually::{eventually, within};
+
+/// Connections to the gRPC port: one carries 200 streams at most.
+const CONNECTIONS: usize = 32;
+
+/// A picker to be started.
+#[derive(Debug, Default)]
+pub struct Setup {
+    resources: String,
+    config: Option<String>,
+    flags: Vec<String>,
+}
+
+/// A running picker.
+#[derive(Debug)]
+pub struct Picker {
+    /// The process's parts.
+    pub app: App,
+    dir: TempDir,
+    http: Client<HttpConnector, Full<Bytes>>,
+    channels: Vec<Channel>,
+    next: AtomicUsize,
+}
+
+impl Setup {
+    /// With a scheduler configuration file.
+    pub fn config(mut self, yaml: &str) -> Self {
+        self.config = Some(yaml.to_owned());
+        self
+    }
+
+    /// With a flag and its value.
+    pub fn flag(mut self, name: &str, value: &str) -> Self {
+        self.flags.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Starts it.
+    pub async fn start(self) -> Picker {
+        let dir = TempDir::new().unwrap();
+        let resources = dir.path().join("resources");
+        std::fs::create_dir(&resources).unwrap();
+        std::fs::write(resources.join("all.yaml"), &self.resources).unwrap();
+        let mut line: Vec<String> = ["pilotfish", "serve", "--resources"].map(str::to_owned).into();
+        line.push(resources.to_str().unwrap().to_owned());
+        for port in ["--grpc-port", "--grpc-health-port", "--metrics-port"] {
+            line.extend([port.to_owned(), "0".to_owned()]);
+        }
+        if let Some(config) = &self.config {
+            let file = dir.path().join("config.yaml");
+            std::fs::write(&file, config).unwrap();
+            line.extend(["--config".to_owned(), file.to_str().unwrap().to_owned()]);
+        }
+        line.extend(self.flags);
+        let parsed = Args::try_parse_from(&line).unwrap_or_else(|error| panic!("{error}"));
+        let Command::Serve(args) = parsed.command else { panic!("not serve") };
+        let app = App::start(*args, &[]).await.unwrap();
+        let grpc = Endpoint::from_shared(format!("http://{}", app.bound.grpc)).unwrap();
+        let channels = (0..CONNECTIONS).map(|_| grpc.connect_lazy()).collect();
+        let http = Client::builder(TokioExecutor::new()).build_http();
+        Picker { app, dir, http, channels, next: AtomicUsize::new(0) }
+    }
+}
+
+impl Picker {
+    /// A picker over these resources, to be adjusted and started.
+    pub fn with(resources: &str) -> Setup {
+        Setup { resources: resources.to_owned(), ..Setup::default() }
+    }
+
+    /// A picker over these resources.
+    pub async fn serve(resources: &str) -> Self {
+        Self::with(resources).start().await
+    }
+
+    /// Replaces the resources; returns at once.
+    pub fn rewrite(&self, resources: &str) {
+        let file = self.dir.path().join("resources/all.yaml");
+        let next = self.dir.path().join("next.yaml");
+        std::fs::write(&next, resources).unwrap();
+        std::fs::rename(next, file).unwrap();
+    }
+
+    /// Schedules by these plugins, `type` or `type {parameters}` each, all of weight 1.
+    pub fn schedule_by(&self, types: &[&str]) {
+        let parts = types.iter().map(|written| {
+            let (name, parameters) = written.split_once(' ').unwrap_or((written, "null"));
+            let kind = plugins::find(name, &[]).unwrap_or_else(|| panic!("no plugin {name}"));
+            let instance = (kind.build)(serde_json::from_str(parameters).unwrap()).unwrap();
+            Part { name: name.into(), kind: kind.name, weight: 1.0, instance, filters: true, scores: true }
+        });
+        let scheduler = &self.app.admin.shared.decider.scheduler;
+        scheduler.replace(Pipeline::assemble("test", parts.collect(), None).unwrap());
+    }
+
+    /// A connection to the gRPC port.
+    pub fn channel(&self) -> Channel {
+        self.channels[self.next.fetch_add(1, Ordering::Relaxed) % CONNECTIONS].clone()
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: String) -> (u16, String) {
+        let uri = format!("http://{}{path}", self.app.bound.admin);
+        let request = http::Request::builder().method(method).uri(uri).body(Full::from(body)).unwrap();
+        within(format!("{method} {path}"), async {
+            let response = self.http.request(request).await.unwrap();
+            let status = response.status().as_u16();
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            (status, String::from_utf8(body.to_vec()).unwrap())
+        })
+        .await
+    }
+
+    /// A page of the admin port.
+    pub async fn get(&self, path: &str) -> (u16, String) {
+        self.ask("GET", path, String::new()).await
+    }
+
+    /// A JSON page of the admin port.
+    pub async fn json(&self, path: &str) -> Value {
+        let (status, body) = self.get(path).await;
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    /// The decision that `/debug/explain` gives for a body.
+    pub async fn explain(&self, path: &str, body: &str) -> Value {
+        let question = serde_json::json!({"path": path, "body": body});
+        let (status, answer) = self.ask("POST", "/debug/explain", question.to_string()).await;
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    /// The endpoint of that address in `/debug/endpoints`.
+    pub async fn endpoint(&self, address: &str) -> Value {
+        let endpoints = self.json("/debug/endpoints").await;
+        let mut found = endpoints["endpoints"].as_array().unwrap().iter();
+        found.find(|e| e["endpoint"] == address).unwrap_or_else(|| panic!("no endpoint {address}")).clone()
+    }
+
+    /// The newest decision of a request, once it is settled.
+    pub async fn decision(&self, request_id: &str) -> Value {
+        eventually(format!("the decision of {request_id}"), async || {
+            let page = self.json(&format!("/debug/decisions?request_id={request_id}&limit=1")).await;
+            page["decisions"].get(0).cloned()
+        })
+        .await
+    }
+
+    /// All series.
+    pub async fn metrics(&self) -> Series {
+        Series::read(&self.get("/metrics").await.1)
+    }
+
+    /// The sum over the series of `name` that carry these labels.
+    pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        self.metrics().await.sum(name, labels)
+    }
+
+    /// Waits until a sum of series has a value.
+    pub async fn until(&self, what: &str, name: &str, labels: &[(&str, &str)], expected: f64) {
+        let mut last = f64::NAN;
+        let deadline = tokio::time::Instant::now() + super::eventually::DEADLINE;
+        while last.to_bits() != expected.to_bits() {
+            assert!(tokio::time::Instant::now() < deadline, "{what}: {name} is {last}, not {expected}");
+            last = self.metric(name, labels).await;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Waits until nothing is booked anywhere, in requests and in tokens.
+    pub async fn until_idle(&self, what: &str) {
+        self.until(what, "pilotfish_reserved_requests", &[], 0.0).await;
+        self.until(what, "pilotfish_reserved_tokens", &[], 0.0).await;
+    }
+}
+
+/// A page of metrics.
+#[derive(Debug)]
+pub struct Series(Vec<(String, BTreeMap<String, String>, f64)>);
+
+impl Series {
+    /// Reads a page; label values of these tests hold no quotes and no braces.
+    fn read(page: &str) -> Self {
+        let lines = page.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        Self(
+            lines
+                .map(|line| {
+                    let (series, value) = line.rsplit_once(' ').unwrap();
+                    let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+                    let pairs = labels.trim_end_matches('}').split("\",").filter(|pair| !pair.is_empty());
+                    let labels = pairs.map(|pair| {
+                        let (name, value) = pair.split_once("=\"").unwrap();
+                        (name.to_owned(), value.trim_end_matches('"').to_owned())
+                    });
+                    (name.to_owned(), labels.collect(), value.parse().unwrap())
+                })
+                .collect(),
+        )
+    }
+
+    /// Series on the page.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The sum over the series of `name` that carry these labels.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let carries = |found: &BTreeMap<String, String>| {
+            labels.iter().all(|(label, value)| found.get(*label).is_some_and(|v| v == value))
+        };
+        // Starting at 0 rather than at -0 keeps the bits of an empty sum comparable.
+        self.0.iter().filter(|(n, found, _)| n == name && carries(found)).fold(0.0, |sum, s| sum + s.2)
+    }
+
+    /// Each value of a label of `name` with its sum.
+    pub fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
+        let mut sums = BTreeMap::new();
+        for (_, labels, value) in self.0.iter().filter(|(n, ..)| n == name) {
+            *sums.entry(labels[label].clone()).or_insert(0.0) += value;
+        }
+        sums
+    }
+}
