@@ -14,7 +14,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         let mut addresses = Vec::new();
         for _ in 0..count {
-            let config = EngineConfig { page_padding: 60_000, recorded: 0, whole_pages, ..EngineConfig::default() };
+            let config =
+                EngineConfig { page_padding: 60_000, recorded: 0, whole_pages, ..EngineConfig::default() };
             let engine = Engine::bind(config).await?;
             addresses.push(engine.address().to_string());
             tokio::spawn(engine.run(pending()));
