@@ -22,5 +22,7 @@ mod kit {
 
 /// One test for every case of `tests/data/cases`.
 mod cases {
+    mod encodings;
+    mod parsing;
     mod protocol;
 }

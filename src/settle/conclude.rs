@@ -82,7 +82,9 @@ impl Ledger {
             if self.metrics.set_degraded(Degraded::Usage, false) {
                 tracing::info!(source = source.name(), "token usage is reported");
             }
-        } else if !self.usage_comes.load(Ordering::Relaxed) && self.metrics.set_degraded(Degraded::Usage, true) {
+        } else if !self.usage_comes.load(Ordering::Relaxed)
+            && self.metrics.set_degraded(Degraded::Usage, true)
+        {
             tracing::warn!(
                 "nobody reports token usage, so requests are settled by estimates: set response_body_mode \
                  FULL_DUPLEX_STREAMED, or let Envoy's usage filter or access log report it"

@@ -64,6 +64,14 @@ impl Stream {
         let _ = self.to.as_ref().expect("the stream was half-closed").send(message);
     }
 
+    /// Sends a piece of the request body.
+    pub fn send_body(&mut self, bytes: &[u8], end_of_stream: bool) {
+        let body = HttpBody { body: bytes.to_vec(), end_of_stream, ..HttpBody::default() };
+        let request = Some(Request::RequestBody(body));
+        let message = ProcessingRequest { request, ..ProcessingRequest::default() };
+        let _ = self.to.as_ref().expect("the stream was half-closed").send(message);
+    }
+
     /// Sends steps in order.
     pub fn send_all(&mut self, steps: &[Value]) {
         steps.iter().for_each(|step| self.send(step));
@@ -174,9 +182,9 @@ impl Served {
         self.decision["prompt_tokens"].as_u64().unwrap()
     }
 
-    /// Leading blocks of 64 bytes that the chosen endpoint was believed to hold.
+    /// Leading blocks of 64 bytes, the last partial one included, that the chosen endpoint was believed to hold.
     pub fn matched_blocks(&self) -> u64 {
-        self.decision["predicted_cached_tokens"].as_u64().unwrap() / 16
+        self.decision["predicted_cached_tokens"].as_u64().unwrap().div_ceil(16)
     }
 }
 
