@@ -25,4 +25,5 @@ mod cases {
     mod encodings;
     mod parsing;
     mod protocol;
+    mod routing;
 }

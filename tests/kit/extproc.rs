@@ -1,5 +1,6 @@
 //! Envoy's side of an ext_proc stream, spoken over the picker's gRPC port in the vocabulary of the cases.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base64_of::decode;
@@ -12,6 +13,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value as ProtoValue};
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -120,6 +122,25 @@ impl Stream {
 /// Sends all steps and takes everything that comes.
 pub async fn run(picker: &Picker, steps: &[Value]) -> Replies {
     Stream::of(picker, steps).await.finish().await
+}
+
+/// Runs many requests, so many at a time, each sent whole and ended without a response.
+pub async fn run_many(
+    picker: &Picker,
+    at_once: usize,
+    requests: impl IntoIterator<Item = Vec<Value>>,
+) -> Vec<Replies> {
+    let runs = requests.into_iter().map(|steps| async move { run(picker, &steps).await });
+    futures::stream::iter(runs).buffer_unordered(at_once).collect().await
+}
+
+/// How often each destination came first.
+pub fn shares<'a>(replies: impl IntoIterator<Item = &'a Replies>) -> BTreeMap<String, usize> {
+    let mut shares = BTreeMap::new();
+    for replies in replies {
+        *shares.entry(replies.first_choice().to_owned()).or_insert(0) += 1;
+    }
+    shares
 }
 
 /// The headers of a POST with JSON.

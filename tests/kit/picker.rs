@@ -1,20 +1,25 @@
 //! A picker in this process: resources in a directory of its own, flags through the real command line, ports of its own.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use clap::Parser;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
+use parking_lot::Mutex;
 use pilotfish::app::App;
 use pilotfish::args::{Args, Command};
 use pilotfish::plugins;
+use pilotfish::resources::lower::lower;
 use pilotfish::schedule::Pipeline;
 use pilotfish::schedule::pipeline::Part;
+use pilotfish::topology::Topology;
 use serde_json::Value;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::TempDir;
+use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 
 use super::eventually::{eventually, within};
@@ -35,7 +40,8 @@ pub struct Setup {
 pub struct Picker {
     /// The process's parts.
     pub app: App,
-    dir: TempDir,
+    topology: Mutex<Topology>,
+    _dir: TempDir,
     http: Client<HttpConnector, Full<Bytes>>,
     channels: Vec<Channel>,
     next: AtomicUsize,
@@ -77,7 +83,7 @@ impl Setup {
         let grpc = Endpoint::from_shared(format!("http://{}", app.bound.grpc)).unwrap();
         let channels = (0..CONNECTIONS).map(|_| grpc.connect_lazy()).collect();
         let http = Client::builder(TokioExecutor::new()).build_http();
-        Picker { app, dir, http, channels, next: AtomicUsize::new(0) }
+        Picker { app, topology: Mutex::default(), _dir: dir, http, channels, next: AtomicUsize::new(0) }
     }
 }
 
@@ -92,12 +98,12 @@ impl Picker {
         Self::with(resources).start().await
     }
 
-    /// Replaces the resources; returns at once.
-    pub fn rewrite(&self, resources: &str) {
-        let file = self.dir.path().join("resources/all.yaml");
-        let next = self.dir.path().join("next.yaml");
-        std::fs::write(&next, resources).unwrap();
-        std::fs::rename(next, file).unwrap();
+    /// Replaces the resources. The first time every endpoint and pool is new; from then on those that stay keep what is
+    /// known of them.
+    pub fn apply(&self, resources: &str) {
+        let lowered = lower(&[("all.yaml", Arc::from(resources))]);
+        let snapshot = self.topology.lock().apply(lowered.world, Instant::now());
+        self.app.admin.shared.decider.store.replace(snapshot);
     }
 
     /// Schedules by these plugins, `type` or `type {parameters}` each, all of weight 1.
