@@ -1,7 +1,7 @@
 //! The HTTP side: metrics, probes and debug pages.
 
 pub mod debug;
-mod view;
+pub mod view;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;

@@ -26,7 +26,7 @@ use crate::settle::Ledger;
 use crate::state::{ObjectName, Store};
 use crate::trust::Trust;
 
-pub use servers::Ports;
+pub use servers::{Ports, server_builder};
 
 /// The addresses that were bound.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -54,8 +54,6 @@ pub struct App {
     stop: CancellationToken,
     grpc: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
     tasks: TaskTracker,
-    /// Keeps scrapers and watchers alive as long as the picker.
-    _feeds: feeds::Feeds,
 }
 
 impl App {
@@ -70,8 +68,9 @@ impl App {
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
 
-        let scheduler =
-            Arc::new(Scheduler::new(feeds::first_pipeline(&args, extra_plugins)?, args.staleness));
+        let (pipeline, config_problems) = feeds::first_pipeline(&args, extra_plugins)?;
+        feeds::report("the scheduler configuration", &config_problems);
+        let scheduler = Arc::new(Scheduler::new(pipeline, args.staleness));
         let scraper = feeds::scraper(&args, &scheduler);
         let ledger = Arc::new(Ledger::new(
             Arc::clone(&metrics),
@@ -105,29 +104,32 @@ impl App {
             shared: Arc::clone(&shared),
             ring,
             ready: AtomicBool::new(false),
-            documents: RwLock::new(Documents::default()),
+            documents: RwLock::new(Documents { config_problems, ..Documents::default() }),
             debug_for_all: args.debug_access == DebugAccess::Any,
         });
 
-        let feeds = feeds::Feeds::start(&args, extra_plugins, &admin, scraper, &stop, &tasks)?;
+        feeds::start(&args, extra_plugins, &admin, scraper, &stop, &tasks)?;
         tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
         let closing = CancellationToken::new();
         let trust = Trust::new(args.trusted_clients.clone());
         let (health, grpc) = ports.serve(&admin, trust, &closing, &stop, &tasks).await;
         admin.ready.store(true, Ordering::Release);
         drain::set_serving(&health, true).await;
-        Ok(Self { bound, admin, args, health, closing, stop, grpc, tasks, _feeds: feeds })
+        Ok(Self { bound, admin, args, health, closing, stop, grpc, tasks })
     }
 }
 
+/// `NAMESPACE/NAME`.
+pub fn object_name(text: &str) -> Result<ObjectName> {
+    let (namespace, name) =
+        text.split_once('/').with_context(|| format!("`{text}` is not NAMESPACE/NAME"))?;
+    Ok(ObjectName::new(namespace, name))
+}
+
 fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
-    let default_pool = args.default_pool.as_deref().map(|name| {
-        let (namespace, name) = name.split_once('/').context("--default-pool takes NAMESPACE/NAME")?;
-        anyhow::Ok(ObjectName::new(namespace, name))
-    });
     Ok(Settings {
         max_body: args.max_body_bytes,
-        default_pool: default_pool.transpose()?,
+        default_pool: args.default_pool.as_deref().map(object_name).transpose()?,
         trust_hints: args.trust_hints,
         usage_injection: args.usage_injection,
         decision_detail: args.decision_detail,

@@ -1,5 +1,7 @@
 //! Runs the commands: what `main` does, for binaries of your own that add plugins too.
 
+mod explain;
+
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -7,11 +9,12 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::app::App;
-use crate::args::{Args, Command, EngineArgs, ServeArgs};
+use crate::app::{self, App};
+use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, ServeArgs};
 use crate::engine::{Engine, EngineConfig};
 use crate::schedule::plugin::Kind;
 use crate::telemetry;
+use crate::{check, config};
 
 /// Wrong use: what clap exits with, too.
 const USAGE: u8 = 2;
@@ -20,13 +23,37 @@ const USAGE: u8 = 2;
 pub fn run(args: Args, extra_plugins: &'static [&'static Kind]) -> ExitCode {
     let done = match args.command {
         Command::Serve(args) => return serve(*args, extra_plugins),
-        Command::Check(_) | Command::Explain(_) => Ok(()),
+        Command::Check(args) => return check(&args, extra_plugins),
+        Command::Explain(args) => explain::run(&args, extra_plugins),
         Command::Engine(args) => engine(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
     }
+}
+
+fn check(args: &CheckArgs, extra_plugins: &[&Kind]) -> ExitCode {
+    if args.resources.is_none() && args.config.is_none() {
+        return fail(
+            &anyhow::anyhow!("check needs something to read: give --resources DIR, --config FILE or both"),
+            USAGE,
+        );
+    }
+    let default_pool = match args.default_pool.as_deref().map(app::object_name).transpose() {
+        Ok(name) => name,
+        Err(error) => return fail(&error, USAGE),
+    };
+    let options = check::Options {
+        default_pool: default_pool.as_ref(),
+        config: config::Options { allow_unsupported: args.allow_unsupported, extra_plugins },
+    };
+    let report = check::check(args.resources.as_deref(), args.config.as_deref(), &options);
+    match args.format {
+        Format::Text => print!("{report}"),
+        Format::Json => println!("{}", report.json()),
+    }
+    ExitCode::from(report.exit_code())
 }
 
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {

@@ -21,10 +21,10 @@ use crate::refusal::Refusal;
 use crate::request::head::Head;
 use crate::request::{Edits, LlmRequest};
 use crate::route::{self, Question, Routed};
-use crate::schedule::{Ask, Picked, Scheduler, Subset};
+use crate::schedule::{Ask, Scheduler, Subset};
 use crate::state::pool::TrafficPolicy;
 use crate::state::reservation::Leg;
-use crate::state::{Endpoint, ObjectName, Store};
+use crate::state::{Endpoint, ObjectName, Pool, Store};
 
 /// Whether to ask engines for token usage that clients did not ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -92,13 +92,24 @@ pub struct Arrived {
     pub complete: Instant,
 }
 
-/// What a decided request is answered with.
+/// A decided request: its record so far, and what to do.
+#[derive(Debug)]
+pub struct Decided {
+    /// The record, to be completed.
+    pub record: Box<Record>,
+    /// What to do.
+    pub verdict: Verdict,
+}
+
+/// What a request is answered with.
 #[derive(Debug)]
 pub enum Verdict {
     /// An endpoint serves it.
     Serve(Box<Served>),
     /// The picker serves it: a JSON body with status 200.
     Answer(String),
+    /// Nobody serves it; the pool if one was found.
+    Refuse(Refusal, Option<Arc<Pool>>),
 }
 
 /// A request on its way to an endpoint.
@@ -110,8 +121,6 @@ pub struct Served {
     pub leg: Leg,
     /// The request's headers.
     pub head: Head,
-    /// The record, to be completed.
-    pub record: Box<Record>,
     /// The body to forward: the one that came, or its decoded form where an edit asks for it.
     pub body: Body,
     /// Whether `body` was decoded, so that `content-encoding` must go.
@@ -143,29 +152,16 @@ pub struct Decider {
     pub settings: Settings,
 }
 
-/// A refusal, and the body it concerns so that nothing of it is lost to the record.
-#[derive(Debug)]
-pub struct Refused {
-    /// Why.
-    pub refusal: Refusal,
-    /// What was known by then.
-    pub record: Box<Record>,
-    /// The pool, if one was found.
-    pub pool: Option<Arc<crate::state::Pool>>,
-}
-
 impl Decider {
     /// Decides one request.
-    pub async fn decide(&self, arrived: Arrived) -> Result<Verdict, Box<Refused>> {
-        let id = self.decision_id();
-        let mut record = Box::new(Record::begin(id, arrived.head.get("x-request-id").unwrap_or_default()));
+    pub async fn decide(&self, arrived: Arrived) -> Decided {
+        let request_id = arrived.head.get("x-request-id").unwrap_or_default();
+        let mut record = Box::new(Record::begin(self.decision_id(), request_id));
         record.stages.receive = arrived.complete.duration_since(arrived.started);
         self.metrics.stage(Stage::Receive, record.stages.receive);
-        match self.decide_into(&mut record, arrived) {
-            Ok(Outcome::Answer(body)) => Ok(Verdict::Answer(body)),
-            Ok(Outcome::Serve(served)) => Ok(Verdict::Serve(Box::new(served.with(record)))),
-            Err((refusal, pool)) => Err(Box::new(Refused { refusal, record, pool })),
-        }
+        let mut pool = None;
+        let verdict = self.verdict(&mut record, arrived, &mut pool);
+        Decided { record, verdict: verdict.unwrap_or_else(|refusal| Verdict::Refuse(refusal, pool)) }
     }
 
     /// The decision table for a request, with nothing booked.
@@ -184,30 +180,26 @@ impl Decider {
         Ok(record)
     }
 
-    fn decide_into(
+    /// Notes the pool in `found`, so that a refusal behind it is counted there.
+    fn verdict(
         &self,
         record: &mut Record,
         mut arrived: Arrived,
-    ) -> Result<Outcome, (Refusal, Option<Arc<crate::state::Pool>>)> {
+        found: &mut Option<Arc<Pool>>,
+    ) -> Result<Verdict, Refusal> {
         if let Some(list) = models::answer(&self.store.load(), &arrived) {
-            return Ok(Outcome::Answer(list));
+            return Ok(Verdict::Answer(list));
         }
-        let (request, text) =
-            self.parse(record, &arrived.head, &arrived.body).map_err(|refusal| (refusal, None))?;
-        let (routed, seed) =
-            self.route(record, &arrived.head, &request).map_err(|refusal| (refusal, None))?;
+        let (request, text) = self.parse(record, &arrived.head, &arrived.body)?;
+        let (routed, seed) = self.route(record, &arrived.head, &request)?;
+        *found = Some(Arc::clone(&routed.pool));
         let pipeline = self.scheduler.pipeline();
         let blocks = self.blocks(record, &pipeline, &request, text.bytes(), &routed.target_model);
 
         let began = Instant::now();
-        let ask = Ask {
-            subset: arrived.subset.as_ref(),
-            ..ask(&routed, &request, &blocks, seed, self.detail(seed, &routed))
-        };
-        let picked = self
-            .scheduler
-            .pick(&pipeline, &routed.pool, &ask)
-            .map_err(|refusal| (refusal, Some(Arc::clone(&routed.pool))))?;
+        let detail = self.detail(seed, &routed);
+        let ask = Ask { subset: arrived.subset.as_ref(), ..ask(&routed, &request, &blocks, seed, detail) };
+        let picked = self.scheduler.pick(&pipeline, &routed.pool, &ask)?;
         record.stages.schedule = began.elapsed();
         self.metrics.stage(Stage::Schedule, record.stages.schedule);
 
@@ -223,13 +215,11 @@ impl Decider {
         }
         record.prompt_tokens = request.prompt.estimated_tokens();
         record.predicted_cached_tokens = picked.predicted_cached_tokens;
-        Ok(Outcome::Serve(Chosen {
-            prefill: routed
-                .pool
-                .memory
-                .learned
-                .expected_prefill(record.prompt_tokens - picked.predicted_cached_tokens),
-            picked,
+        record.legs.push(picked.record);
+        let uncached = record.prompt_tokens - picked.predicted_cached_tokens;
+        Ok(Verdict::Serve(Box::new(Served {
+            ranked: picked.ranked,
+            leg: picked.leg,
             head: arrived.head,
             body: arrived.body,
             decoded: is_decoded,
@@ -237,8 +227,9 @@ impl Decider {
             withhold_usage,
             traffic: routed.pool.traffic,
             model: request.model.unwrap_or_default(),
+            prefill: routed.pool.memory.learned.expected_prefill(uncached),
             stream: request.stream,
-        }))
+        })))
     }
 
     fn parse<'a>(
@@ -354,45 +345,6 @@ fn accepts_identity(head: &Head) -> bool {
                 && parts.any(|p| p.strip_prefix("q=").is_some_and(|q| q.parse::<f32>() == Ok(0.0)))
         })
     })
-}
-
-enum Outcome {
-    Answer(String),
-    Serve(Chosen),
-}
-
-/// [`Served`] before it has its record.
-struct Chosen {
-    picked: Picked,
-    head: Head,
-    body: Body,
-    decoded: bool,
-    edits: Edits,
-    withhold_usage: bool,
-    traffic: TrafficPolicy,
-    model: Box<str>,
-    prefill: Duration,
-    stream: bool,
-}
-
-impl Chosen {
-    fn with(self, mut record: Box<Record>) -> Served {
-        record.legs.push(self.picked.record);
-        Served {
-            ranked: self.picked.ranked,
-            leg: self.picked.leg,
-            head: self.head,
-            record,
-            body: self.body,
-            decoded: self.decoded,
-            edits: self.edits,
-            withhold_usage: self.withhold_usage,
-            traffic: self.traffic,
-            model: self.model,
-            prefill: self.prefill,
-            stream: self.stream,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,3 +1,4 @@
-//! Where knowledge comes from: each feed follows one source and writes what it learns into the state.
+//! Where the state comes from: files that describe endpoints, pools and routes, and what engines report of themselves.
 
+pub mod file;
 pub mod scrape;

@@ -24,8 +24,10 @@
 pub mod admin;
 pub mod app;
 pub mod args;
+pub mod check;
 pub mod clock;
 pub mod command;
+pub mod config;
 pub mod decide;
 pub mod decision;
 pub mod document;
@@ -33,6 +35,7 @@ pub mod engine;
 pub mod extproc;
 pub mod feed;
 pub mod index;
+pub mod manual;
 pub mod metrics;
 pub mod plugins;
 pub mod prompt;

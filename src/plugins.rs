@@ -60,15 +60,16 @@ pub fn find<'a>(name: &str, extra: &[&'a Kind]) -> Option<&'a Kind> {
 
 /// The filters that run before every profile, listed or not; a listed one is left to its place in the list.
 pub fn standing_filters(listed: &[Part]) -> Vec<NamedFilter> {
-    let standing: [(&'static str, fn() -> Arc<dyn Filter>); 2] = [
-        (filter_subset::KIND.name, || Arc::new(filter_subset::Subset)),
-        (filter_health::KIND.name, || Arc::new(filter_health::Health)),
-    ];
+    let listed = |name| listed.iter().any(|part| part.kind == name);
+    let mut standing = Vec::new();
+    let mut stand = |name: &'static str, filter: Arc<dyn Filter>| {
+        if !listed(name) {
+            standing.push(NamedFilter { name: name.into(), filter });
+        }
+    };
+    stand(filter_subset::KIND.name, Arc::new(filter_subset::Subset));
+    stand(filter_health::KIND.name, Arc::new(filter_health::Health));
     standing
-        .into_iter()
-        .filter(|(name, _)| !listed.iter().any(|part| part.kind == *name))
-        .map(|(name, build)| NamedFilter { name: name.into(), filter: build() })
-        .collect()
 }
 
 /// The picker of a profile that lists none.
@@ -114,7 +115,9 @@ pub(crate) mod testing {
     pub fn pool(n: usize) -> Arc<Pool> {
         let endpoints: Vec<_> =
             (1..=n).map(|i| endpoint(&format!("e{i}"), &format!("10.0.0.{i}:8000"))).collect();
-        endpoints.iter().for_each(|e| e.health.accepted());
+        for endpoint in &endpoints {
+            endpoint.health.accepted();
+        }
         pool_of(&endpoints)
     }
 

@@ -34,7 +34,7 @@ const MOST_PARKED: usize = 16_384;
 /// A stream that ends this soon after our last word, with no word of a response, was ended by Envoy's configuration.
 const EARLY_END: Duration = Duration::from_millis(20);
 /// Later than any deadline.
-const FAR: Duration = Duration::from_secs(86_400);
+const FAR: Duration = Duration::from_hours(24);
 /// Seconds per output token in the prediction of a response's end, before anything is known: vLLM's order of magnitude.
 const SECONDS_PER_TOKEN: f64 = 0.02;
 
@@ -102,15 +102,25 @@ impl Parked {
         self.deadlines.push(Reverse((deadline, id.into())));
     }
 
-    /// Takes one that is due, or the most urgent while more than `most` wait.
-    fn take_due(&mut self, now: Instant, most: usize) -> Option<Option<Waiting>> {
-        let Reverse((deadline, _)) = self.deadlines.peek()?;
-        if *deadline > now && self.deadlines.len() <= most {
-            return None;
+    /// Takes what is due, or the most urgent while more than `most` wait.
+    fn take_due(&mut self, now: Instant, most: usize) -> Due {
+        match self.deadlines.peek() {
+            Some(Reverse((deadline, _))) if *deadline <= now || self.deadlines.len() > most => {}
+            _ => return Due::Nothing,
         }
-        let Reverse((_, id)) = self.deadlines.pop()?;
-        Some(self.by_id.remove(&id))
+        let next = self.deadlines.pop().and_then(|Reverse((_, id))| self.by_id.remove(&id));
+        match next {
+            Some(Waiting::Stream(closing)) => Due::Stream(closing),
+            _ => Due::Settled,
+        }
     }
+}
+
+enum Due {
+    Stream(Box<Closing>),
+    /// Settled meanwhile, or an entry whose stream never ended here.
+    Settled,
+    Nothing,
 }
 
 enum Waiting {
@@ -158,7 +168,7 @@ impl Ledger {
         let now = Instant::now();
         closing.record.stages.total = now.duration_since(closing.started);
         if let Some(leg) = self.keep_booked(&mut closing, now) {
-            let predicted = self.predicted_end(&closing, now);
+            let predicted = predicted_end(&closing, now);
             closing.leg = Some(leg);
             return self.park(closing, predicted, now);
         }
@@ -193,17 +203,11 @@ impl Ledger {
         leg
     }
 
-    fn predicted_end(&self, closing: &Closing, now: Instant) -> Instant {
-        let learned = &closing.pool.memory.learned;
-        let decode = Duration::from_secs_f64(closing.expected_output as f64 * SECONDS_PER_TOKEN);
-        now + learned.expected_prefill(closing.uncached) + decode.min(Duration::from_secs(600))
-    }
-
     fn park(&self, closing: Closing, deadline: Instant, now: Instant) {
         let mut parked = self.parked.lock();
         if let Some(Waiting::Entry(facts)) = parked.by_id.remove(&closing.record.id) {
             drop(parked);
-            return self.conclude(closing, Some(*facts));
+            return self.conclude(closing, Some(&facts));
         }
         let id = closing.record.id.clone();
         parked.insert(&id, deadline, Waiting::Stream(Box::new(closing)));
@@ -224,7 +228,7 @@ impl Ledger {
         match parked.by_id.remove(id) {
             Some(Waiting::Stream(closing)) => {
                 drop(parked);
-                self.conclude(*closing, Some(facts));
+                self.conclude(*closing, Some(&facts));
             }
             _ => parked.insert(id, Instant::now() + WAIT_FOR_LOG, Waiting::Entry(Box::new(facts))),
         }
@@ -245,10 +249,17 @@ impl Ledger {
             // Taken one by one, so that the lock is not held while a request is concluded.
             let due = self.parked.lock().take_due(now, MOST_PARKED);
             match due {
-                Some(Some(Waiting::Stream(closing))) => self.conclude(*closing, None),
-                Some(_) => {}
-                None => return,
+                Due::Stream(closing) => self.conclude(*closing, None),
+                Due::Settled => {}
+                Due::Nothing => return,
             }
         }
     }
+}
+
+/// When a response whose end nobody will tell should have ended.
+fn predicted_end(closing: &Closing, now: Instant) -> Instant {
+    let learned = &closing.pool.memory.learned;
+    let decode = Duration::from_secs_f64(closing.expected_output as f64 * SECONDS_PER_TOKEN);
+    now + learned.expected_prefill(closing.uncached) + decode.min(Duration::from_mins(10))
 }

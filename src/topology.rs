@@ -13,7 +13,7 @@ use crate::state::pool::{PoolMemory, TrafficPolicy};
 use crate::state::{Endpoint, Member, ObjectName, Pool, PoolName, Snapshot};
 
 /// How long an endpoint that vanished keeps its identity, and with it what is known of its cache.
-pub const GRACE: Duration = Duration::from_secs(60);
+pub const GRACE: Duration = Duration::from_mins(1);
 
 /// Everything a feed describes.
 #[derive(Clone, Debug, Default)]

@@ -144,17 +144,9 @@ impl Question {
 /// `GET /debug/config`: problems of what the operator wrote, and the profile that runs.
 pub async fn config(State(admin): Page) -> Json<Value> {
     let pipeline = admin.shared.decider.scheduler.pipeline();
-    let profile = &pipeline.profile;
     let documents = admin.documents.read();
     Json(json!({
-        "profile": {
-            "name": profile.name,
-            "filters": profile.filters.iter().map(|filter| filter.name.to_string()).collect::<Vec<_>>(),
-            "scorers": profile.scorers.iter().map(|s| {
-                json!({"name": s.name, "type": s.kind, "weight": s.weight, "plugin": format!("{:?}", s.scorer)})
-            }).collect::<Vec<_>>(),
-            "picker": {"name": profile.picker.name, "plugin": format!("{:?}", profile.picker.picker)},
-        },
+        "scheduler": crate::config::effective(&pipeline),
         "resource_problems": documents.resource_problems,
         "config_problems": documents.config_problems,
     }))

@@ -1,5 +1,6 @@
-//! Where resources, configuration and signals come from.
+//! Where resources, configuration and signals come from, first at the start and then whenever they change.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -9,21 +10,39 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
 use crate::args::ServeArgs;
+use crate::config;
+use crate::document::{Problem, Severity};
+use crate::feed::file::{self, Resources, Timing, Watch};
 use crate::feed::scrape::{ScrapeConfig, Scraper};
+use crate::metrics::Degraded;
 use crate::schedule::plugin::Kind;
 use crate::schedule::{Pipeline, Scheduler};
 use crate::settle::OnUnknownModel;
 use crate::topology::Topology;
 
-/// Running feeds.
-#[derive(Debug)]
-pub struct Feeds {
-    _scraper: Scraper,
+/// The name under which problems of `--config-text` are reported.
+const CONFIG_TEXT: &str = "--config-text";
+
+/// The pipeline to start with, and what is wrong with its configuration. Errors end the start: there is no last good.
+pub fn first_pipeline(args: &ServeArgs, extra: &'static [&'static Kind]) -> Result<(Pipeline, Vec<Problem>)> {
+    let (name, text) = match (&args.config, &args.config_text) {
+        (Some(path), _) => {
+            (path.clone(), file::text_of(path).map_err(|why| anyhow::anyhow!("{}: {why}", path.display()))?)
+        }
+        (None, Some(text)) => (PathBuf::from(CONFIG_TEXT), text.as_str().into()),
+        (None, None) => {
+            return Ok((Pipeline::assemble("default", crate::plugins::default_parts(), None)?, Vec::new()));
+        }
+    };
+    let read = config::read(&name, text, &options(args, extra), None);
+    match read.pipeline {
+        Some(pipeline) => Ok((pipeline, read.problems)),
+        None => bail!("the scheduler configuration cannot be used:\n{}", listed(&read.problems)),
+    }
 }
 
-/// The pipeline to start with.
-pub fn first_pipeline(_args: &ServeArgs, _extra: &'static [&'static Kind]) -> Result<Pipeline> {
-    Ok(Pipeline::assemble("default", crate::plugins::default_parts(), None)?)
+fn options(args: &ServeArgs, extra: &'static [&'static Kind]) -> config::Options<'static> {
+    config::Options { allow_unsupported: args.allow_unsupported, extra_plugins: extra }
 }
 
 /// The scraper. An engine that started anew holds nothing of what was sent to the old one.
@@ -44,36 +63,130 @@ pub fn refresh_models(scraper: &Scraper) -> OnUnknownModel {
     Arc::new(move |endpoint| scraper.refresh_models(endpoint))
 }
 
-impl Feeds {
-    /// Starts all.
-    pub fn start(
-        args: &ServeArgs,
-        _extra: &'static [&'static Kind],
-        admin: &Arc<Admin>,
-        scraper: Scraper,
-        _stop: &CancellationToken,
-        _tasks: &TaskTracker,
-    ) -> Result<Self> {
-        let Some(dir) = &args.resources else {
-            bail!("--resources DIR is needed: there is no cluster to read from")
-        };
-        let mut files = Vec::new();
-        for entry in std::fs::read_dir(dir)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|e| e == "yaml") {
-                let text: Arc<str> = std::fs::read_to_string(&path)?.into();
-                files.push((path, text));
-            }
-        }
-        let lowered = crate::resources::lower::lower(&files);
-        for problem in &lowered.problems {
-            tracing::warn!("{problem}");
-        }
-        let mut topology = Topology::default();
-        let snapshot = topology.apply(lowered.world, Instant::now());
-        scraper.follow(&snapshot.endpoints);
-        admin.shared.decider.store.replace(snapshot);
-        admin.documents.write().resources = lowered.dump;
-        Ok(Self { _scraper: scraper })
+/// Starts to follow resources and configuration. Returns once the first resources stand.
+pub fn start(
+    args: &ServeArgs,
+    extra: &'static [&'static Kind],
+    admin: &Arc<Admin>,
+    scraper: Scraper,
+    stop: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Result<()> {
+    let Some(dir) = args.resources.clone() else {
+        bail!("--resources DIR is needed: there is no cluster to read from")
+    };
+    // The watch is created first: what changes while the first version is read is seen.
+    let watch = Watch::new(&dir, Timing::default());
+    let mut feed =
+        ResourceFeed { dir, resources: Resources::default(), topology: Topology::default(), scraper };
+    feed.reload(admin)?;
+    tasks.spawn(until_stopped(stop.clone(), follow_resources(feed, watch, Arc::clone(admin))));
+    if let Some(path) = args.config.clone() {
+        let watch = Watch::new(&path, Timing::default());
+        tasks.spawn(until_stopped(
+            stop.clone(),
+            follow_config(path, watch, options(args, extra), Arc::clone(admin)),
+        ));
     }
+    Ok(())
+}
+
+async fn until_stopped(stop: CancellationToken, feed: impl Future<Output = ()>) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = feed => {}
+    }
+}
+
+struct ResourceFeed {
+    dir: PathBuf,
+    resources: Resources,
+    topology: Topology,
+    scraper: Scraper,
+}
+
+impl ResourceFeed {
+    fn reload(&mut self, admin: &Admin) -> Result<()> {
+        let loaded = file::load(&self.dir)
+            .map_err(|error| anyhow::anyhow!("--resources {}: {error}", self.dir.display()))?;
+        let lowered = self.resources.reload(loaded);
+        report("resources", &lowered.problems);
+        admin.shared.metrics.set_degraded(Degraded::Resources, lowered.has_errors());
+        let snapshot = self.topology.apply(lowered.world, Instant::now());
+        tracing::info!(
+            endpoints = snapshot.endpoints.len(),
+            pools = snapshot.pools.len(),
+            routes = snapshot.routes.all().len(),
+            "resources stand"
+        );
+        self.scraper.follow(&snapshot.endpoints);
+        admin.shared.decider.store.replace(snapshot);
+        if let Some(index) = &admin.shared.decider.scheduler.pipeline().index {
+            let live: std::collections::HashSet<u64> = self.topology.live_slots().collect();
+            index.retain(|slot| live.contains(&slot));
+        }
+        let mut documents = admin.documents.write();
+        documents.resources = lowered.dump;
+        documents.resource_problems = lowered.problems;
+        Ok(())
+    }
+}
+
+async fn follow_resources(mut feed: ResourceFeed, mut watch: Watch, admin: Arc<Admin>) {
+    loop {
+        watch.changed().await;
+        if let Err(error) = feed.reload(&admin) {
+            tracing::warn!("{error:#}; the last resources stay");
+            admin.shared.metrics.set_degraded(Degraded::Resources, true);
+        }
+    }
+}
+
+async fn follow_config(
+    path: PathBuf,
+    mut watch: Watch,
+    options: config::Options<'static>,
+    admin: Arc<Admin>,
+) {
+    loop {
+        watch.changed().await;
+        reload_config(&path, &options, &admin);
+    }
+}
+
+fn reload_config(path: &Path, options: &config::Options<'_>, admin: &Admin) {
+    let text = match file::text_of(path) {
+        Ok(text) => text,
+        Err(why) => {
+            tracing::warn!("{}: {why}; the last configuration stays", path.display());
+            admin.shared.metrics.set_degraded(Degraded::Config, true);
+            return;
+        }
+    };
+    let scheduler = &admin.shared.decider.scheduler;
+    let read = config::read(path, text, options, Some(&scheduler.pipeline()));
+    report("the scheduler configuration", &read.problems);
+    admin.shared.metrics.set_degraded(Degraded::Config, read.pipeline.is_none());
+    match read.pipeline {
+        Some(pipeline) => {
+            scheduler.replace(pipeline);
+            tracing::info!("a new scheduler configuration stands");
+        }
+        None => tracing::warn!("the scheduler configuration is invalid; the last one stays"),
+    }
+    admin.documents.write().config_problems = read.problems;
+}
+
+/// Logs problems, each with its place and advice.
+pub fn report(of: &str, problems: &[Problem]) {
+    for problem in problems {
+        match problem.severity {
+            Severity::Error => tracing::error!("{of}: {}", problem.to_string().trim_end()),
+            Severity::Warning => tracing::warn!("{of}: {}", problem.to_string().trim_end()),
+        }
+    }
+}
+
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect()
 }

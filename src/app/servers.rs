@@ -73,11 +73,11 @@ impl Ports {
             Arc::clone(&shared.metrics),
             trust,
         ));
-        let grpc = builder().add_service(ext_proc).add_service(access_log).add_service(health.clone());
+        let grpc = server_builder().add_service(ext_proc).add_service(access_log).add_service(health.clone());
         let closed = closing.clone().cancelled_owned();
         let grpc = tasks.spawn(grpc.serve_with_incoming_shutdown(incoming(self.grpc), closed));
 
-        let health_only = builder().add_service(health);
+        let health_only = server_builder().add_service(health);
         tasks.spawn(
             health_only.serve_with_incoming_shutdown(incoming(self.health), stop.clone().cancelled_owned()),
         );
@@ -91,7 +91,8 @@ impl Ports {
     }
 }
 
-fn builder() -> Server {
+/// A gRPC server with the windows that request bodies need.
+pub fn server_builder() -> Server {
     Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)

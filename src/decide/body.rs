@@ -50,7 +50,9 @@ impl Chunks {
             [one] => Cow::Borrowed(one),
             many => {
                 let mut all = Vec::with_capacity(self.len);
-                many.iter().for_each(|piece| all.extend_from_slice(piece));
+                for piece in many {
+                    all.extend_from_slice(piece);
+                }
                 Cow::Owned(all)
             }
         }

@@ -22,6 +22,7 @@ use super::budget::{Budget, Held};
 use super::mode::{BodyMode, Modes};
 use super::{message, reply};
 use crate::decide::{Arrived, Body, Chunks, Served};
+use crate::decision::Record;
 use crate::refusal::{Reason, Refusal};
 use crate::request::Edits;
 use crate::request::head::Head;
@@ -164,19 +165,16 @@ impl Exchange {
         if !self.has_body {
             return self.decide(Body::Absent, now);
         }
-        match self.modes.request {
-            BodyMode::None => return self.decide(Body::Unseen, now),
-            BodyMode::Streamed => {
-                let why = "request_body_mode STREAMED cannot route by body: set FULL_DUPLEX_STREAMED, BUFFERED or \
-                           BUFFERED_PARTIAL in Envoy's ext_proc filter";
-                return Step::Refuse(Refusal::new(Reason::UnsupportedMode, why));
-            }
-            _ => {}
+        if self.modes.request == BodyMode::None {
+            return self.decide(Body::Unseen, now);
         }
-        // A length announced is refused before the first byte; BUFFERED_PARTIAL may still route by the beginning.
-        if self.modes.request != BodyMode::BufferedPartial
-            && self.head.content_length().is_some_and(|length| length > self.max_body as u64)
-        {
+        if self.modes.request == BodyMode::Streamed {
+            let why = "request_body_mode STREAMED cannot route by body: set FULL_DUPLEX_STREAMED, BUFFERED or \
+                       BUFFERED_PARTIAL in Envoy's ext_proc filter";
+            return Step::Refuse(Refusal::new(Reason::UnsupportedMode, why));
+        }
+        // A length announced is refused before the first byte.
+        if self.head.content_length().is_some_and(|length| length > self.max_body as u64) {
             return Step::Refuse(self.too_large());
         }
         if self.modes.request != BodyMode::FullDuplex {
@@ -212,14 +210,11 @@ impl Exchange {
     /// Whether a partial body ends before the announced length. Without one it may be whole and followed by trailers,
     /// which Envoy does not tell apart: a whole body ends with a closing bracket, the beginning of one hardly ever.
     fn was_cut_off(&self) -> bool {
-        match self.head.content_length() {
-            Some(length) => (self.body.len as u64) < length,
-            None => {
-                let last = self.body.pieces.last().and_then(|piece| piece.trim_ascii_end().last());
-                last != Some(&b'}')
-                    || crate::request::parse(self.head.path(), None, &self.body.contiguous()).is_err()
-            }
+        if let Some(length) = self.head.content_length() {
+            return (self.body.len as u64) < length;
         }
+        let last = self.body.pieces.last().and_then(|piece| piece.trim_ascii_end().last());
+        last != Some(&b'}') || crate::request::parse(self.head.path(), None, &self.body.contiguous()).is_err()
     }
 
     fn request_trailers(&mut self, now: Instant, out: &mut Outbox) -> Step {
@@ -264,8 +259,8 @@ impl Exchange {
     }
 
     /// The decision: an endpoint serves the request. Takes the body and its edits out of `served`.
-    pub fn serve(&mut self, served: &mut Served, now: Instant, out: &mut Outbox) {
-        let metadata = reply::metadata(served);
+    pub fn serve(&mut self, served: &mut Served, record: &Record, now: Instant, out: &mut Outbox) {
+        let metadata = reply::metadata(served, record);
         let body = std::mem::replace(&mut served.body, Body::Absent);
         let edits = std::mem::take(&mut served.edits);
         let new_length = new_length(&served.head, &body, served.decoded, &edits);
@@ -389,7 +384,7 @@ impl Exchange {
                 Forward::Unchanged => bytes,
                 Forward::Replaced(bytes) => bytes,
             };
-            self.pieces(bytes, end_of_stream, out);
+            Self::pieces(bytes, end_of_stream, out);
         } else {
             let replaced = match forward {
                 Forward::Unchanged => None,
@@ -403,7 +398,7 @@ impl Exchange {
         if first { Step::FirstByte } else { Step::Wait }
     }
 
-    fn pieces(&self, mut bytes: Vec<u8>, end_of_stream: bool, out: &mut Outbox) {
+    fn pieces(mut bytes: Vec<u8>, end_of_stream: bool, out: &mut Outbox) {
         while bytes.len() > MAX_PIECE {
             let rest = bytes.split_off(MAX_PIECE);
             out.push_back(reply::response_piece(bytes, false));
@@ -421,7 +416,7 @@ impl Exchange {
         if let Some(mut scanner) = self.scanner.take() {
             let rest = scanner.finish();
             if !rest.is_empty() && self.modes.response == BodyMode::FullDuplex {
-                self.pieces(rest, false, out);
+                Self::pieces(rest, false, out);
             }
             self.scanner = Some(scanner);
             self.note_scanned();

@@ -15,6 +15,7 @@ use envoy_types::pb::google::protobuf::{Struct, Value};
 
 use super::message::LB_NAMESPACE;
 use crate::decide::Served;
+use crate::decision::Record;
 use crate::refusal::Refusal;
 
 /// The header and metadata key of the destination.
@@ -84,22 +85,22 @@ fn destinations(served: &Served) -> String {
 }
 
 /// What Envoy's clusters, logs and limits read: the destination in every form, the decision, the request in numbers.
-pub fn metadata(served: &Served) -> Struct {
+pub fn metadata(served: &Served, record: &Record) -> Struct {
     let mut lb = HashMap::with_capacity(5);
     lb.insert(DESTINATION.to_owned(), string(destinations(served)));
-    lb.insert(DECISION.to_owned(), string(served.record.id.to_string()));
+    lb.insert(DECISION.to_owned(), string(record.id.to_string()));
     for (key, endpoint) in RANKED_KEYS.iter().zip(&served.ranked) {
         lb.insert((*key).to_owned(), string(endpoint.destination.to_string()));
     }
     let mut own = HashMap::with_capacity(4);
     own.insert("model".to_owned(), string(served.model.to_string()));
-    if let Some(target) = &served.record.target_model {
+    if let Some(target) = &record.target_model {
         own.insert("target_model".to_owned(), string(target.to_string()));
     }
-    if let Some(pool) = &served.record.pool {
+    if let Some(pool) = &record.pool {
         own.insert("pool".to_owned(), string(pool.to_string()));
     }
-    own.insert("prompt_tokens".to_owned(), number(served.record.prompt_tokens));
+    own.insert("prompt_tokens".to_owned(), number(record.prompt_tokens));
     Struct {
         fields: HashMap::from([
             (LB_NAMESPACE.to_owned(), structure(lb)),

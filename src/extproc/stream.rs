@@ -18,15 +18,13 @@ use tonic::{Status, Streaming};
 
 use super::exchange::{Exchange, Outbox, Step};
 use super::{Reply, Shared};
-use crate::decide::{Arrived, Refused, Served, Verdict};
+use crate::decide::{Arrived, Decided, Served, Verdict};
 use crate::decision::Record;
 use crate::refusal::{Reason, Refusal};
 use crate::settle::Closing;
 
 /// The replies of one stream.
 pub type Replies = Pin<Box<dyn Stream<Item = Reply> + Send>>;
-
-type Decision = Result<Verdict, Box<Refused>>;
 
 /// The replies to `incoming`.
 pub fn replies(shared: Arc<Shared>, incoming: Streaming<ProcessingRequest>) -> Replies {
@@ -61,7 +59,7 @@ struct Driver {
     incoming: Pin<Box<dyn Stream<Item = Result<ProcessingRequest, Status>> + Send>>,
     exchange: Exchange,
     outbox: Outbox,
-    deciding: Option<Pin<Box<dyn Future<Output = Decision> + Send>>>,
+    deciding: Option<Pin<Box<dyn Future<Output = Decided> + Send>>>,
     timer: Option<(Timer, Pin<Box<Sleep>>)>,
     serving: Option<Serving>,
     started: Instant,
@@ -80,13 +78,12 @@ enum Timer {
 /// A request on its way to an endpoint.
 struct Serving {
     served: Box<Served>,
-    uncached: u64,
-    expected_output: u64,
+    record: Box<Record>,
 }
 
 enum Event {
     Message(Box<ProcessingRequest>),
-    Decided(Decision),
+    Decided(Box<Decided>),
     Timer(Timer),
     DrainOver,
     End,
@@ -125,9 +122,9 @@ impl Driver {
             }
             match self.event().await {
                 Event::Message(message) => self.message(*message),
-                Event::Decided(decision) => {
+                Event::Decided(decided) => {
                     self.deciding = None;
-                    self.decided(decision);
+                    self.decided(*decided);
                 }
                 Event::Timer(timer) => self.timeout(timer),
                 Event::DrainOver => self.drain_over(),
@@ -144,7 +141,7 @@ impl Driver {
                 Some(Ok(message)) => Event::Message(Box::new(message)),
                 Some(Err(_)) | None => Event::End,
             },
-            decision = poll_option(self.deciding.as_mut()) => Event::Decided(decision),
+            decided = poll_option(self.deciding.as_mut()) => Event::Decided(Box::new(decided)),
             timer = poll_timer(&mut self.timer) => Event::Timer(timer),
             () = self.shared.drain_over.cancelled(), if unanswered => Event::DrainOver,
         }
@@ -181,46 +178,42 @@ impl Driver {
     fn decide(&mut self, arrived: Arrived, now: Instant) {
         let shared = Arc::clone(&self.shared);
         let mut decision = Box::pin(async move { shared.decider.decide(arrived).await });
-        match decision.as_mut().now_or_never() {
-            Some(decision) => self.decided(decision),
-            None => {
-                self.deciding = Some(decision);
-                self.arm(Timer::Decision, now + self.shared.decision_timeout);
-            }
+        if let Some(decided) = decision.as_mut().now_or_never() {
+            self.decided(decided);
+        } else {
+            self.deciding = Some(decision);
+            self.arm(Timer::Decision, now + self.shared.decision_timeout);
         }
     }
 
-    fn decided(&mut self, decision: Decision) {
+    fn decided(&mut self, decided: Decided) {
         self.timer = None;
-        match decision {
-            Ok(Verdict::Serve(served)) => self.serve(served),
-            Ok(Verdict::Answer(body)) => {
+        let Decided { record, verdict } = decided;
+        match verdict {
+            Verdict::Serve(served) => self.serve(served, record),
+            Verdict::Answer(body) => {
                 self.shared.metrics.answered.fetch_add(1, Ordering::Relaxed);
                 self.exchange.answer(body, &mut self.outbox);
             }
-            Err(refused) => {
-                let Refused { refusal, record, pool } = *refused;
+            Verdict::Refuse(refusal, pool) => {
                 self.exchange.refuse(&refusal, &mut self.outbox);
                 self.shared.ledger.refused(record, pool.as_deref(), &refusal);
             }
         }
     }
 
-    fn serve(&mut self, mut served: Box<Served>) {
+    fn serve(&mut self, mut served: Box<Served>, mut record: Box<Record>) {
         let now = Instant::now();
-        self.exchange.serve(&mut served, now, &mut self.outbox);
-        let took = now.duration_since(self.complete);
-        served.record.stages.decision = took;
-        self.shared.metrics.decision.observe(took.as_secs_f64());
+        self.exchange.serve(&mut served, &record, now, &mut self.outbox);
+        record.stages.decision = now.duration_since(self.complete);
+        self.shared.metrics.decision.observe(record.stages.decision.as_secs_f64());
         served.leg.member.picks.fetch_add(1, Ordering::Relaxed);
         let endpoint = &served.leg.member.endpoint;
-        endpoint.predicted_cached_tokens.fetch_add(served.record.predicted_cached_tokens, Ordering::Relaxed);
-        let (uncached, expected_output) =
-            served.record.legs.first().map_or((0, 0), |leg| (leg.reserved_prefill, leg.reserved_decode));
+        endpoint.predicted_cached_tokens.fetch_add(record.predicted_cached_tokens, Ordering::Relaxed);
         if !self.exchange.sees_response_body() {
             self.arm(Timer::Prefill, now + served.prefill);
         }
-        self.serving = Some(Serving { served, uncached, expected_output });
+        self.serving = Some(Serving { served, record });
     }
 
     fn timeout(&mut self, timer: Timer) {
@@ -284,7 +277,7 @@ impl Driver {
     }
 
     fn request_id(&self) -> &str {
-        self.serving.as_ref().map_or("", |serving| &serving.served.record.request_id)
+        self.serving.as_ref().map_or("", |serving| &serving.record.request_id)
     }
 
     fn after_panic(&mut self) -> ProcessingResponse {
@@ -302,18 +295,19 @@ impl Drop for Driver {
         if self.exchange.is_unanswered() {
             self.shared.ledger.aborted.fetch_add(1, Ordering::Relaxed);
         }
-        let Some(Serving { served, uncached, expected_output }) = self.serving.take() else { return };
+        let Some(Serving { served, record }) = self.serving.take() else { return };
         self.exchange.note_scanned();
-        let Served { ranked, leg, record, stream, .. } = *served;
+        let Served { ranked, leg, stream, .. } = *served;
+        let booked = record.legs.first();
         self.shared.ledger.close(Closing {
-            record,
             pool: Arc::clone(&leg.pool),
             leg: Some(leg),
             ranked,
             progress: std::mem::take(&mut self.exchange.progress),
             stream,
-            uncached,
-            expected_output,
+            uncached: booked.map_or(0, |leg| leg.reserved_prefill),
+            expected_output: booked.map_or(0, |leg| leg.reserved_decode),
+            record,
             sees_response_body: self.exchange.sees_response_body(),
             started: self.started,
         });

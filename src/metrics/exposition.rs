@@ -16,7 +16,6 @@ use super::{Degraded, Metrics, Stage};
 use crate::decision::UsageSource;
 use crate::feed::scrape::Scraper;
 use crate::settle::Ledger;
-use crate::state::endpoint::Booked;
 use crate::state::health::State;
 use crate::state::pool::{BrokenCause, Pool};
 use crate::state::signals::{Millis, SignalKind};
@@ -223,12 +222,12 @@ fn bookings(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Re
     }
     let help = "Tokens booked on an endpoint by phase";
     let mut family = Family::new(encoder, "reserved_tokens", help, MetricType::Gauge)?;
-    let phases: [(&str, fn(&Booked) -> u64); 2] = [("prefill", |b| b.read().1), ("decode", |b| b.read().2)];
     for (pool, member) in members(snapshot) {
-        for (phase, read) in phases {
+        let (_, prefill, decode) = member.booked.read();
+        for (phase, tokens) in [("prefill", prefill), ("decode", decode)] {
             let labels =
                 [("pool", &*pool.label), ("endpoint", &*member.endpoint.destination), ("phase", phase)];
-            family.gauge(labels, read(&member.booked) as f64)?;
+            family.gauge(labels, tokens as f64)?;
         }
     }
     Ok(())

@@ -30,7 +30,7 @@ impl Default for Config {
 const DEFAULT_MAX_WAITING: i64 = 10;
 
 /// The published formulas.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Formula {
     /// requests + 100 x max(requests - running, 0).

@@ -77,7 +77,7 @@ mod tests {
                 name: ObjectName::new("default", format!("e{at}")),
                 address: ([10, 0, 0, at], 80).into(),
                 weight,
-                labels: Default::default(),
+                labels: std::collections::BTreeMap::new(),
                 engine: EngineKind::Vllm,
                 drain: false,
             }))

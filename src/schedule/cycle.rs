@@ -104,7 +104,7 @@ impl Workspace {
         filter.filter.filter(cx, &self.candidates, &mut self.verdicts);
         if self.verdicts.iter().all(Option::is_some) {
             let why = self.verdicts[0].unwrap_or("dropped");
-            return self.all_dropped(cx, filter, why);
+            return all_dropped(cx, filter, why);
         }
         let mut verdicts = self.verdicts.iter();
         let dropped = &mut self.dropped;
@@ -116,24 +116,6 @@ impl Workspace {
             _ => true,
         });
         Ok(())
-    }
-
-    fn all_dropped(&self, cx: &Cycle<'_>, filter: &NamedFilter, why: &'static str) -> Result<(), Refusal> {
-        let refuse = |reason| {
-            Err(Refusal::new(
-                reason,
-                format!("no endpoint of pool {} passes the filter {}: {why}", cx.pool.label, filter.name),
-            )
-            .retry_after(Duration::from_secs(1)))
-        };
-        match filter.filter.when_all_are_dropped() {
-            WhenEmpty::Refuse => refuse(Reason::Filtered),
-            WhenEmpty::RefuseNoEndpoints => refuse(Reason::NoEndpoints),
-            WhenEmpty::Ignore => {
-                cx.pool.memory.metrics.filters_ignored.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
-        }
     }
 
     /// Runs all scorers and sums them up.
@@ -191,6 +173,25 @@ impl Workspace {
                 used: smallvec::SmallVec::new(),
                 total: 0.0,
             }));
+        }
+    }
+}
+
+/// What follows when a filter would leave nobody.
+fn all_dropped(cx: &Cycle<'_>, filter: &NamedFilter, why: &'static str) -> Result<(), Refusal> {
+    let refuse = |reason| {
+        Err(Refusal::new(
+            reason,
+            format!("no endpoint of pool {} passes the filter {}: {why}", cx.pool.label, filter.name),
+        )
+        .retry_after(Duration::from_secs(1)))
+    };
+    match filter.filter.when_all_are_dropped() {
+        WhenEmpty::Refuse => refuse(Reason::Filtered),
+        WhenEmpty::RefuseNoEndpoints => refuse(Reason::NoEndpoints),
+        WhenEmpty::Ignore => {
+            cx.pool.memory.metrics.filters_ignored.fetch_add(1, Ordering::Relaxed);
+            Ok(())
         }
     }
 }

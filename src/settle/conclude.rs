@@ -15,9 +15,8 @@ use crate::usage::Usage;
 
 impl Ledger {
     /// Settles a request with all that is known of it.
-    pub(super) fn conclude(&self, mut closing: Closing, facts: Option<AccessLogFacts>) {
+    pub(super) fn conclude(&self, mut closing: Closing, facts: Option<&AccessLogFacts>) {
         closing.leg = None;
-        let facts = facts.as_ref();
         let progress = &closing.progress;
         let status =
             Some(progress.status).filter(|status| *status > 0).or(facts.map(|f| f.status)).unwrap_or(0);
@@ -25,7 +24,7 @@ impl Ledger {
         let served_at = progress.served.or(facts.and_then(|f| f.served));
         let attempts = progress.attempts.max(facts.map_or(0, |f| f.attempts));
         let member = served_at.and_then(|address| closing.pool.member_at(address)).cloned();
-        let member = member.or_else(|| self.chosen(&closing, attempts));
+        let member = member.or_else(|| chosen(&closing, attempts));
         let outcome = outcome(progress, facts, status);
 
         let counted = &closing.pool.memory.metrics;
@@ -91,12 +90,12 @@ impl Ledger {
             );
         }
     }
+}
 
-    /// Who served if nobody says: the choice, or the alternative that the number of attempts points to.
-    fn chosen(&self, closing: &Closing, attempts: u32) -> Option<Arc<Member>> {
-        let at = (attempts.max(1) as usize - 1).min(closing.ranked.len().saturating_sub(1));
-        closing.pool.member_at(closing.ranked.get(at)?.address).cloned()
-    }
+/// Who served if nobody says: the choice, or the alternative that the number of attempts points to.
+fn chosen(closing: &Closing, attempts: u32) -> Option<Arc<Member>> {
+    let at = (attempts.max(1) as usize - 1).min(closing.ranked.len().saturating_sub(1));
+    closing.pool.member_at(closing.ranked.get(at)?.address).cloned()
 }
 
 fn outcome(progress: &Progress, facts: Option<&AccessLogFacts>, status: u16) -> Outcome {

@@ -124,7 +124,9 @@ impl Signals {
 
     /// Forgets everything.
     pub fn forget_all(&self) {
-        SignalKind::ALL.iter().for_each(|&kind| self.forget(kind));
+        for &kind in SignalKind::ALL {
+            self.forget(kind);
+        }
     }
 
     /// The last value and its age at `now`, however old.

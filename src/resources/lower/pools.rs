@@ -93,13 +93,13 @@ fn traffic_policy(problems: &mut Problems, document: &Located<ModelServerSpec>) 
         let advice = Some("set `retry_back_off` of the route in Envoy's configuration".to_owned());
         problems.warning(place, "retryInterval has no effect: Envoy takes its pause from its route", advice);
     }
-    let attempts = retry.attempts.and_then(|attempts| match u32::try_from(attempts) {
-        Ok(attempts) => Some(attempts),
-        Err(_) => {
+    let attempts = retry.attempts.and_then(|attempts| {
+        let usable = u32::try_from(attempts).ok();
+        if usable.is_none() {
             let place = document.place(&["spec", "trafficPolicy", "retry", "attempts"]);
             problems.error(place, format!("attempts must be 0 or more, not {attempts}"), None);
-            None
         }
+        usable
     });
     TrafficPolicy { timeout, attempts }
 }

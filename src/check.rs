@@ -1,0 +1,197 @@
+//! `pilotfish check`: everything that is wrong with resources and configuration, without serving them.
+
+use std::fmt;
+use std::path::Path;
+
+use crate::config;
+use crate::document::{Place, Problem, Problems, Severity, nearest};
+use crate::feed::file;
+use crate::resources::lower::{Lowered, lower};
+use crate::state::ObjectName;
+
+/// What the command line says beside the two paths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options<'a> {
+    /// The pool of requests that no ModelRoute decides.
+    pub default_pool: Option<&'a ObjectName>,
+    /// How the configuration is read.
+    pub config: config::Options<'a>,
+}
+
+/// All that was found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Problems of the resources, then those of the configuration.
+    pub problems: Vec<Problem>,
+}
+
+impl Report {
+    /// Whether anything is an error; warnings alone are none.
+    pub fn has_errors(&self) -> bool {
+        self.problems.iter().any(|problem| problem.severity == Severity::Error)
+    }
+
+    /// The status the process ends with.
+    pub fn exit_code(&self) -> u8 {
+        u8::from(self.has_errors())
+    }
+
+    /// The problems as a JSON array.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::json!(self.problems)
+    }
+}
+
+/// Every problem as text, with its source line and a caret.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problems.iter().try_for_each(|problem| problem.fmt(f))
+    }
+}
+
+/// Checks a folder of resources and a configuration file.
+pub fn check(resources: Option<&Path>, config: Option<&Path>, options: &Options<'_>) -> Report {
+    let mut report = Report::default();
+    if let Some(dir) = resources {
+        report.problems.extend(check_resources(dir, options.default_pool));
+    }
+    if let Some(path) = config {
+        report.problems.extend(match file::text_of(path) {
+            Ok(text) => config::read(path, text, &options.config, None).problems,
+            Err(why) => whole(path, why, None),
+        });
+    }
+    report
+}
+
+fn check_resources(dir: &Path, default_pool: Option<&ObjectName>) -> Vec<Problem> {
+    let loaded = match file::load(dir) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            let advice = Some("name a folder of *.yaml files".to_owned());
+            return whole(dir, format!("cannot be read: {error}"), advice);
+        }
+    };
+    let lowered = lower(&loaded.files);
+    let mut problems = loaded.problems;
+    problems.extend(lowered.problems.iter().cloned());
+    problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
+    problems.extend(together(dir, &lowered, default_pool, problems.is_empty()));
+    problems
+}
+
+/// What only shows when all documents are known.
+fn together(dir: &Path, lowered: &Lowered, default_pool: Option<&ObjectName>, clean: bool) -> Vec<Problem> {
+    if lowered.dump.is_empty() {
+        let advice = Some("write Endpoint and ModelServer or InferencePool documents into *.yaml".to_owned());
+        // Where a document is wrong, it is there.
+        return if clean { whole(dir, "no document was found".to_owned(), advice) } else { Vec::new() };
+    }
+    let pools = &lowered.world.pools;
+    match default_pool {
+        Some(name) if !pools.iter().any(|pool| pool.name.object == *name) => {
+            let known: Vec<String> = pools.iter().map(|pool| pool.name.object.to_string()).collect();
+            let advice = nearest(&name.to_string(), known.iter().map(String::as_str))
+                .map(|name| format!("did you mean `{name}`?"));
+            whole(dir, format!("the default pool {name} does not exist"), advice)
+        }
+        None if pools.len() > 1 && lowered.world.routes.is_empty() => {
+            let message = format!("{} pools and no ModelRoute: nothing says which pool serves", pools.len());
+            whole(dir, message, Some("write a ModelRoute, or name one with --default-pool".to_owned()))
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// An error of a whole file or folder.
+fn whole(path: &Path, message: String, advice: Option<String>) -> Vec<Problem> {
+    let mut problems = Problems::new(path, "".into());
+    problems.error(Place::START, message, advice);
+    problems.found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use std::fs;
+
+    fn server(name: &str) -> String {
+        format!(
+            "---\napiVersion: networking.serving.volcano.sh/v1alpha1\nkind: ModelServer\nmetadata: {{name: {name}}}\n\
+             spec: {{model: m, inferenceEngine: vLLM, workloadSelector: {{matchLabels: {{app: x}}}}, workloadPort: {{port: 8000}}}}\n"
+        )
+    }
+
+    const ENDPOINT: &str = "---\napiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\n\
+        metadata: {name: e, labels: {app: x}}\nspec: {address: '10.0.0.1:8000'}\n";
+    const ROUTE: &str = "---\napiVersion: networking.serving.volcano.sh/v1alpha1\nkind: ModelRoute\n\
+        metadata: {name: r}\nspec: {modelName: m, rules: [{name: r, targetModels: [{modelServerName: one}]}]}\n";
+
+    fn checked(text: &str, default_pool: Option<&str>) -> (tempfile::TempDir, Report) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("all.yaml"), text).unwrap();
+        let name = default_pool.map(|name| ObjectName::new("default", name));
+        let options = Options { default_pool: name.as_ref(), ..Options::default() };
+        let report = check(Some(dir.path()), None, &options);
+        (dir, report)
+    }
+
+    #[rstest]
+    #[case(&format!("{ENDPOINT}{}", server("one")), None, "")]
+    #[case(&format!("{ENDPOINT}{}{}", server("one"), server("two")), None, ":1:1: error: 2 pools and no ModelRoute")]
+    #[case(&format!("{ENDPOINT}{}{}", server("one"), server("two")), Some("two"), "")]
+    #[case(&format!("{ENDPOINT}{}{}{ROUTE}", server("one"), server("two")), None, "")]
+    #[case(&format!("{ENDPOINT}{}", server("one")), Some("onne"), ":1:1: error: the default pool default/onne does not exist\n  = did you mean `default/one`?")]
+    #[case("# nothing yet\n", None, ":1:1: error: no document was found")]
+    #[case("kind: Secret\n", None, "all.yaml:1:7: warning: kind `Secret` is not read")]
+    #[case(&ENDPOINT.replace("8000", "x"), None, "all.yaml:5:17: error: `10.0.0.1:x` is not an address")]
+    fn resources_are_checked_alone_and_together(
+        #[case] text: &str,
+        #[case] default_pool: Option<&str>,
+        #[case] expected: &str,
+    ) {
+        let (dir, report) = checked(text, default_pool);
+        let shown = report.to_string();
+        let start = if expected.starts_with(':') { dir.path().display().to_string() } else { String::new() };
+        assert!(shown.contains(&format!("{start}{expected}")), "{shown}");
+        assert_eq!(report.problems.is_empty(), expected.is_empty(), "{shown}");
+        assert_eq!(report.exit_code() == 1, expected.contains("error"), "{shown}");
+    }
+
+    #[test]
+    fn a_configuration_is_checked_and_shown_in_both_forms() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("scheduler.yaml");
+        fs::write(
+            &file,
+            "scheduler:\n  plugins:\n    Score: {enabled: [{name: kvcache-aware, weight: 1}]}\n",
+        )
+        .unwrap();
+        let strict = check(None, Some(&file), &Options::default());
+        assert_eq!(strict.exit_code(), 1);
+        let shown = strict.to_string();
+        let caret = format!("  | {:>30}\n", "^");
+        assert!(shown.contains("scheduler.yaml:3:30: error: plugin type `kvcache-aware`"), "{shown}");
+        assert!(shown.contains(&caret), "{shown}");
+        let json = strict.json();
+        assert_eq!(json[0]["severity"], "error");
+        assert_eq!((json[0]["line"].as_u64(), json[0]["column"].as_u64()), (Some(3), Some(30)));
+        let mut lenient = Options::default();
+        lenient.config.allow_unsupported = true;
+        let report = check(None, Some(&file), &lenient);
+        assert_eq!((report.exit_code(), report.problems.is_empty()), (0, false));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_a_problem_of_its_path() {
+        let missing = Path::new("/nonexistent/here");
+        let report = check(Some(missing), Some(missing), &Options::default());
+        assert_eq!(report.problems.len(), 2);
+        assert!(report.problems.iter().all(|p| p.file == missing && p.message.starts_with("cannot be read")));
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.yaml"), b"\xff").unwrap();
+        let report = check(Some(dir.path()), None, &Options::default());
+        assert_eq!(report.problems.len(), 1, "{report}");
+    }
+}

@@ -1,0 +1,368 @@
+//! `kind: EndpointPickerConfig`, ours and llm-d's: named plugin instances, and profiles that list them with weights.
+
+use super::llm_d::{self, APPROXIMATE_PREFIX, CacheParameters, Known, PREFIX_CACHE_SCORER, says_something};
+use super::{Planned, Reader, did_you_mean};
+use crate::document::{Node, Place, typed};
+use crate::plugins::{self, score_prefix_cache};
+use crate::schedule::pipeline::Part;
+use crate::schedule::plugin::{BlockNeeds, Instance};
+
+/// The kind.
+pub const KIND: &str = "EndpointPickerConfig";
+
+const VERSIONS: [&str; 3] =
+    ["pilotfish.dev/v1alpha1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1"];
+
+const MEMBERS: [&str; 10] = [
+    "apiVersion",
+    "kind",
+    "plugins",
+    "schedulingProfiles",
+    "featureGates",
+    "dataLayer",
+    "flowControl",
+    "requestHandler",
+    "saturationDetector",
+    "parser",
+];
+
+/// Members that are read past: name, what they may hold, and what happens instead.
+const WITHOUT_EFFECT: [(&str, &[&str], &str); 5] = [
+    (
+        "dataLayer",
+        &[
+            "injectDefaults",
+            "sources",
+            "discovery",
+            "peerDiscovery",
+            "crossReplicaSyncerPluginRef",
+            "crossReplicaSyncInterval",
+        ],
+        "the metrics of every endpoint are scraped",
+    ),
+    (
+        "flowControl",
+        &[
+            "maxBytes",
+            "maxRequests",
+            "defaultRequestTTL",
+            "noEndpointRequestTTL",
+            "defaultPriorityBand",
+            "defaultNegativePriorityBand",
+            "priorityBands",
+            "usageLimitPolicyPluginRef",
+            "saturationDetector",
+            "enableEviction",
+        ],
+        "requests are not queued",
+    ),
+    ("requestHandler", &["parsers"], "bodies are parsed by the path of the request"),
+    ("saturationDetector", &["pluginRef"], "requests are not shed"),
+    ("parser", &["pluginRef"], "bodies are parsed by the path of the request"),
+];
+
+const GATES: [&str; 2] = ["flowControl", "haPopulateNonLeaderDatastore"];
+
+/// An entry of `plugins`.
+struct Listed<'n> {
+    name: &'n str,
+    type_name: &'n str,
+    place: Place,
+    node: &'n Node,
+    parameters: Option<&'n Node>,
+}
+
+/// A listed plugin that can take part.
+struct Ready<'n> {
+    listed: Listed<'n>,
+    /// Type and instance; `None` for what is accepted and does nothing, and for what is in error.
+    built: Option<(&'static str, Instance)>,
+}
+
+/// Reads the document.
+pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
+    reader.members(node, "the configuration", &MEMBERS);
+    version(reader, node);
+    without_effect(reader, node);
+    let listed = listed(reader, node);
+    let ready = ready(reader, listed);
+    let profiles = reader.list(node, "schedulingProfiles");
+    if profiles.is_empty() {
+        return Some(implied_profile(node, ready));
+    }
+    let mut planned: Vec<Planned> = Vec::new();
+    for profile in profiles {
+        if let Some(profile) = self::profile(reader, profile, &ready) {
+            if planned.iter().any(|other| other.name == profile.name) {
+                let message = format!("profile `{}` is described twice", profile.name);
+                reader.problems.error(profile.place, message, None);
+            }
+            planned.push(profile);
+        }
+    }
+    one_of(reader, planned)
+}
+
+fn version(reader: &mut Reader<'_>, node: &Node) {
+    let version = node.get("apiVersion");
+    if !version.and_then(Node::as_str).is_some_and(|version| VERSIONS.contains(&version)) {
+        let place = version.map_or(node.place, |version| version.place);
+        let message = format!("{KIND} is read as {} only", VERSIONS.join(", "));
+        reader.problems.error(place, message, Some(format!("write `apiVersion: {}`", VERSIONS[0])));
+    }
+}
+
+fn without_effect(reader: &mut Reader<'_>, node: &Node) {
+    for (name, known, instead) in WITHOUT_EFFECT {
+        let Some(member) = node.get(name) else { continue };
+        let place = node.key_place(name).unwrap_or(member.place);
+        reader.problems.warning(place, format!("`{name}` has no effect in this version: {instead}"), None);
+        if says_something(Some(member)) {
+            reader.members(member, &format!("`{name}`"), known);
+        }
+    }
+    for gate in reader.list(node, "featureGates") {
+        let text = gate.as_str().unwrap_or_default();
+        let (name, on) = text.split_once('=').unwrap_or((text, "true"));
+        if !GATES.contains(&name) {
+            let message = format!("unknown feature gate {}", gate.to_json());
+            reader.problems.error(gate.place, message, did_you_mean(name, GATES));
+        } else if on != "false" {
+            let message = format!("feature gate `{name}` has no effect in this version");
+            reader.problems.warning(gate.place, message, None);
+        }
+    }
+}
+
+/// The entries of `plugins` that have a type and a name of their own.
+fn listed<'n>(reader: &mut Reader<'_>, node: &'n Node) -> Vec<Listed<'n>> {
+    let mut all: Vec<Listed<'n>> = Vec::new();
+    for node in reader.list(node, "plugins") {
+        if !reader.members(node, "a plugin", &["name", "type", "parameters"]) {
+            continue;
+        }
+        let Some((type_name, place)) = reader.text(node, "type", "a plugin") else { continue };
+        let name = match node.get("name") {
+            Some(name) if says_something(Some(name)) => match reader.text(node, "name", "a plugin") {
+                Some((name, _)) => name,
+                None => continue,
+            },
+            _ => type_name,
+        };
+        if all.iter().any(|other| other.name == name) {
+            let place = node.get("name").map_or(place, |name| name.place);
+            let advice = Some("give each instance a `name` of its own".to_owned());
+            reader.problems.error(place, format!("plugin instance `{name}` is described twice"), advice);
+        }
+        all.push(Listed { name, type_name, place, node, parameters: node.get("parameters") });
+    }
+    all
+}
+
+fn ready<'n>(reader: &mut Reader<'_>, listed: Vec<Listed<'n>>) -> Vec<Ready<'n>> {
+    let built: Vec<_> = listed.iter().map(|one| build(reader, one, &listed)).collect();
+    listed.into_iter().zip(built).map(|(listed, built)| Ready { listed, built }).collect()
+}
+
+fn build(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) -> Option<(&'static str, Instance)> {
+    if let Some(kind) = plugins::find(one.type_name, reader.options.extra_plugins) {
+        return reader.build(kind, one.parameters).map(|instance| (kind.name, instance));
+    }
+    match one.type_name {
+        PREFIX_CACHE_SCORER => return prefix_cache(reader, one, all),
+        APPROXIMATE_PREFIX => {
+            cache_parameters(reader, one.parameters);
+            if !all.iter().any(|other| uses(other, one.name)) {
+                let message = format!("no {PREFIX_CACHE_SCORER} uses `{}`", one.name);
+                reader.problems.warning(one.place, message, None);
+            }
+            return None;
+        }
+        _ => {}
+    }
+    match llm_d::known(one.type_name) {
+        Some(Known::BuiltIn) => {
+            if says_something(one.parameters) {
+                let place = one.node.key_place("parameters").unwrap_or(one.place);
+                let message = format!("the parameters of `{}` have no effect in this version", one.type_name);
+                reader.problems.warning(place, message, None);
+            }
+        }
+        Some(Known::Ignored) => {
+            let message = format!("plugin type `{}` has no effect in this version", one.type_name);
+            reader.problems.warning(one.place, message, None);
+        }
+        Some(Known::Lacking) => {
+            let message = format!(
+                "plugin type `{}` is known from llm-d and not available in this version",
+                one.type_name
+            );
+            reader.unsupported(one.place, message, "it is skipped");
+        }
+        None => reader.unknown_plugin(one.place, one.type_name, &llm_d::names()),
+    }
+    None
+}
+
+/// Whether `one` scores by what the producer `name` holds.
+fn uses(one: &Listed<'_>, name: &str) -> bool {
+    one.type_name == PREFIX_CACHE_SCORER && producer(one).map_or(APPROXIMATE_PREFIX, |(name, _)| name) == name
+}
+
+/// The producer that a `prefix-cache-scorer` names.
+fn producer<'n>(one: &Listed<'n>) -> Option<(&'n str, Place)> {
+    let node = one.parameters?.get("prefixMatchInfoProducerName")?;
+    node.as_str().filter(|name| !name.is_empty()).map(|name| (name, node.place))
+}
+
+/// llm-d's `prefix-cache-scorer` is our `prefix-cache` with its producer's cut of the prompt and no length factor.
+fn prefix_cache(
+    reader: &mut Reader<'_>,
+    one: &Listed<'_>,
+    all: &[Listed<'_>],
+) -> Option<(&'static str, Instance)> {
+    let own = cache_parameters(reader, one.parameters)?;
+    if own.match_length_weight != 0.0 {
+        let node = one.parameters.and_then(|parameters| parameters.get("matchLengthWeight"));
+        let place = node.map_or(one.place, |node| node.place);
+        let message = "`matchLengthWeight` is not available in this version".to_owned();
+        reader.unsupported(place, message, "the share of matched blocks is the score");
+    }
+    let named = producer(one);
+    let source = all.iter().find(|other| other.name == named.map_or(APPROXIMATE_PREFIX, |(name, _)| name));
+    let parameters = match (named, source) {
+        (_, Some(source)) if source.type_name == APPROXIMATE_PREFIX => {
+            // The producer's own entry reports what is wrong with it.
+            source.parameters.and_then(|node| typed::<CacheParameters>(node).ok()).unwrap_or_default()
+        }
+        (Some((name, place)), None) if name != APPROXIMATE_PREFIX => {
+            let message = format!("no plugin instance is named `{name}`");
+            let advice = did_you_mean(name, all.iter().map(|other| other.name));
+            reader.problems.error(place, message, advice);
+            return None;
+        }
+        (Some((name, place)), Some(_)) => {
+            let message = format!("the prefix matches of `{name}` are not available in this version");
+            reader.unsupported(place, message, "what each endpoint was sent is matched instead");
+            own
+        }
+        _ => own,
+    };
+    let kind = &score_prefix_cache::KIND;
+    let instance = reader.built(kind, parameters.translated(), one.place)?;
+    Some((kind.name, instance))
+}
+
+fn cache_parameters(reader: &mut Reader<'_>, parameters: Option<&Node>) -> Option<CacheParameters> {
+    let Some(node) = parameters.filter(|node| says_something(Some(node))) else {
+        return Some(CacheParameters::default());
+    };
+    match typed::<CacheParameters>(node) {
+        Ok(parameters) => {
+            if parameters.auto_tune == Some(true) {
+                let place = node.key_place("autoTune").unwrap_or(node.place);
+                let message = "`autoTune` has no effect in this version: set `blockSizeTokens` instead";
+                reader.problems.warning(place, message, None);
+            }
+            Some(parameters)
+        }
+        Err((place, message, advice)) => {
+            reader.problems.error(place, message, advice);
+            None
+        }
+    }
+}
+
+/// Without profiles, every instance takes part in one; without plugins either, the built-in profile stands.
+fn implied_profile(node: &Node, ready: Vec<Ready<'_>>) -> Planned {
+    let parts = if ready.is_empty() {
+        plugins::default_parts().into_iter().map(|part| (part, node.place)).collect()
+    } else {
+        ready
+            .into_iter()
+            .filter_map(|one| {
+                let (kind, instance) = one.built?;
+                Some((part(one.listed.name, kind, instance, 1.0), one.listed.place))
+            })
+            .collect()
+    };
+    Planned { name: "default".to_owned(), place: node.place, parts }
+}
+
+/// A plugin that is filter and scorer acts as both.
+fn part(name: &str, kind: &'static str, instance: Instance, weight: f32) -> Part {
+    Part { name: name.into(), kind, weight, instance, filters: true, scores: true }
+}
+
+fn profile(reader: &mut Reader<'_>, node: &Node, ready: &[Ready<'_>]) -> Option<Planned> {
+    if !reader.members(node, "a profile", &["name", "plugins"]) {
+        return None;
+    }
+    let (name, place) = reader.text(node, "name", "a profile")?;
+    let mut parts: Vec<(Part, Place)> = Vec::new();
+    let mut cut: Option<BlockNeeds> = None;
+    for item in reader.list(node, "plugins") {
+        let Some((one, place)) = reference(reader, item, ready) else { continue };
+        let weight = item.get("weight").map(|weight| (reader.weight(weight), weight.place));
+        let Some((kind, instance)) = &one.built else { continue };
+        if parts.iter().any(|(part, _)| &*part.name == one.listed.name) {
+            let message = format!("`{}` is listed twice in profile `{name}`", one.listed.name);
+            reader.problems.error(place, message, Some("remove one, or add up their weights".to_owned()));
+            continue;
+        }
+        if instance.scorer.is_none()
+            && let Some((_, place)) = weight
+        {
+            let message = format!("the weight of `{}` has no effect: it is no scorer", one.listed.name);
+            reader.problems.warning(place, message, None);
+        }
+        let other_cut = cut.zip(instance.needs.blocks).is_some_and(|(a, b)| a != b);
+        if other_cut && one.listed.type_name == PREFIX_CACHE_SCORER {
+            let message = "several prefix caches of different sizes are not available in this version";
+            reader.unsupported(place, message.to_owned(), "only the first of the profile scores");
+            continue;
+        }
+        cut = cut.or(instance.needs.blocks);
+        let weight = weight.map_or(1.0, |(weight, _)| weight);
+        parts.push((part(one.listed.name, kind, instance.clone(), weight), place));
+    }
+    Some(Planned { name: name.to_owned(), place, parts })
+}
+
+/// The instance that an entry of a profile names.
+fn reference<'r, 'n>(
+    reader: &mut Reader<'_>,
+    item: &Node,
+    ready: &'r [Ready<'n>],
+) -> Option<(&'r Ready<'n>, Place)> {
+    if !reader.members(item, "an entry of a profile", &["pluginRef", "weight"]) {
+        return None;
+    }
+    let (name, place) = reader.text(item, "pluginRef", "an entry of a profile")?;
+    let found = ready.iter().find(|one| one.listed.name == name);
+    if found.is_none() {
+        let advice = if plugins::find(name, reader.options.extra_plugins).is_some() {
+            Some(format!("add `- type: {name}` to `plugins`"))
+        } else {
+            did_you_mean(name, ready.iter().map(|one| one.listed.name))
+        };
+        reader.problems.error(place, format!("no plugin instance is named `{name}`"), advice);
+    }
+    found.map(|found| (found, place))
+}
+
+/// The one profile that is run.
+fn one_of(reader: &mut Reader<'_>, mut planned: Vec<Planned>) -> Option<Planned> {
+    let at = planned.iter().position(|profile| profile.name == "default").unwrap_or(0);
+    if planned.is_empty() {
+        return None;
+    }
+    let chosen = planned.remove(at);
+    if let Some(first) = planned.first() {
+        let ignored: Vec<String> = planned.iter().map(|profile| format!("`{}`", profile.name)).collect();
+        let message =
+            format!("one profile is run in this version, `{}`, and not {}", chosen.name, ignored.join(", "));
+        reader.problems.warning(first.place, message, None);
+    }
+    Some(chosen)
+}

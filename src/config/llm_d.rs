@@ -1,0 +1,181 @@
+//! The plugin types of llm-d that have no counterpart among ours, and what becomes of them.
+
+use super::Value;
+use crate::document::{Node, Yaml};
+
+/// What naming an llm-d type means here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// Every profile works this way already; only its parameters have no effect.
+    BuiltIn,
+    /// It is accepted and has no effect.
+    Ignored,
+    /// Its work would be missed.
+    Lacking,
+}
+
+/// The type of llm-d's scorer over shares of matched blocks, which our `prefix-cache` computes.
+pub const PREFIX_CACHE_SCORER: &str = "prefix-cache-scorer";
+/// The producer that holds that scorer's parameters in llm-d.
+pub const APPROXIMATE_PREFIX: &str = "approx-prefix-cache-producer";
+
+/// One profile is run, endpoints are scraped, prompts are read at 4 bytes a token, bookings are counted.
+const BUILT_IN: &[&str] = &[
+    "single-profile-handler",
+    "metrics-data-source",
+    "core-metrics-extractor",
+    "openai-parser",
+    "anthropic-parser",
+    "vllmhttp-parser",
+    "sglanghttp-parser",
+    "token-producer",
+    "tokenizer",
+    "inflight-load-producer",
+];
+
+const IGNORED: &[&str] = &[
+    "passthrough-parser",
+    "vllmgrpc-parser",
+    "vertexai-parser",
+    "models-data-source",
+    "models-data-extractor",
+    "endpoint-notification-source",
+    "k8s-notification-source",
+    "fcfs-ordering-policy",
+    "global-strict-fairness-policy",
+    "static-usage-limit-policy",
+];
+
+const LACKING: &[&str] = &[
+    "disaggregatedset-rollout-screener",
+    "label-selector-filter",
+    "by-label-selector",
+    "by-label",
+    "decode-filter",
+    "prefill-filter",
+    "encode-filter",
+    "session-affinity-filter",
+    "endpoint-attribute-filter",
+    "topology-affinity-filter",
+    "utilization-filter",
+    "prefix-cache-affinity-filter",
+    "slo-headroom-tier-filter",
+    "context-length-aware",
+    "utilization-detector",
+    "concurrency-detector",
+    "header-based-testing-filter",
+    "load-aware-scorer",
+    "token-load-scorer",
+    "active-request-scorer",
+    "precise-prefix-cache-scorer",
+    "no-hit-lru-scorer",
+    "session-affinity-scorer",
+    "header-label-affinity-scorer",
+    "endpoint-attribute-scorer",
+    "topology-affinity-scorer",
+    "latency-scorer",
+    "mm-embeddings-cache-scorer",
+    "multicluster-queue-scorer",
+    "multicluster-kv-cache-utilization-scorer",
+    "multicluster-prefix-cache-scorer",
+    "disagg-profile-handler",
+    "header-profile-handler",
+    "data-parallel-profile-handler",
+    "pd-profile-handler",
+    "disagg-headers-handler",
+    "prefill-header-handler",
+    "always-disagg-pd-decider",
+    "prefix-based-pd-decider",
+    "always-disagg-multimodal-decider",
+    "dcgm-data-source",
+    "dcgm-extractor",
+    "topology-extractor",
+    "file-discovery",
+    "multicluster-file-discovery",
+    "multicluster-metrics-data-source",
+    "multicluster-metrics-extractor",
+    "precise-prefix-cache-producer",
+    "predicted-latency-producer",
+    "mm-embeddings-cache-producer",
+    "session-id-producer",
+    "burst-prefix-cache-producer",
+    "p2p-source-producer",
+    "multicluster-approx-prefix-cache-producer",
+    "latency-slo-admitter",
+    "probabilistic-admitter",
+    "agent-identity",
+    "request-attribute-reporter",
+    "destination-endpoint-served-verifier",
+    "round-robin-fairness-policy",
+    "program-aware-fairness",
+    "edf-ordering-policy",
+    "slo-deadline-ordering-policy",
+    "priority-holdback-policy",
+    "soft-reflective-ceiling-policy",
+    "sheddable-eviction-filter",
+    "priority-then-time-eviction-order-policy",
+];
+
+/// What becomes of an llm-d type other than the two above; `None` if llm-d has no such type.
+pub fn known(name: &str) -> Option<Known> {
+    [(BUILT_IN, Known::BuiltIn), (IGNORED, Known::Ignored), (LACKING, Known::Lacking)]
+        .into_iter()
+        .find_map(|(names, known)| names.contains(&name).then_some(known))
+}
+
+/// Every type above, to find the nearest of a name.
+pub fn names() -> Vec<&'static str> {
+    let lists = [BUILT_IN, IGNORED, LACKING, &[PREFIX_CACHE_SCORER, APPROXIMATE_PREFIX]];
+    lists.into_iter().flatten().copied().collect()
+}
+
+/// Parameters of the approximate prefix cache, on its producer or, as older releases had it, on the scorer.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "camelCase")]
+pub struct CacheParameters {
+    /// The instance that says how prompts are cut.
+    pub prefix_match_info_producer_name: Option<String>,
+    /// Share of the matched length, beside the matched share, in the score.
+    pub match_length_weight: f64,
+    /// Tokens from which the matched length counts whole.
+    #[allow(dead_code, reason = "counts only with a weight, which is refused")]
+    pub match_length_scale_tokens: Option<u64>,
+    /// Whether the first engine's own block size is taken; it is 64 tokens unless that is larger.
+    pub auto_tune: Option<bool>,
+    /// Tokens in a block.
+    pub block_size_tokens: Option<i64>,
+    /// Leading tokens looked at.
+    pub max_prefix_tokens_to_match: Option<i64>,
+    /// Leading blocks looked at; wins over tokens.
+    pub max_prefix_blocks_to_match: Option<i64>,
+    /// Blocks remembered for each endpoint.
+    pub lru_capacity_per_server: Option<i64>,
+}
+
+impl CacheParameters {
+    /// The same as parameters of `prefix-cache`. llm-d counts 4 prompt bytes as a token, and its default score is the
+    /// plain share of matched blocks.
+    pub fn translated(&self) -> Value {
+        let above_zero = |given: Option<i64>| given.filter(|given| *given > 0);
+        let block = above_zero(self.block_size_tokens).unwrap_or(64);
+        let blocks = above_zero(self.max_prefix_blocks_to_match).unwrap_or_else(|| {
+            let tokens = above_zero(self.max_prefix_tokens_to_match).unwrap_or(131_072);
+            (tokens / block).max(1)
+        });
+        serde_json::json!({
+            "blockSizeToHash": block.saturating_mul(crate::request::BYTES_PER_TOKEN as i64),
+            "maxBlocksToMatch": blocks,
+            "maxHashCacheSize": above_zero(self.lru_capacity_per_server).unwrap_or(31_250),
+            "fullCreditBytes": 0,
+        })
+    }
+}
+
+/// Whether a node is there and is neither null nor an empty map.
+pub fn says_something(node: Option<&Node>) -> bool {
+    node.is_some_and(|node| match &node.value {
+        Yaml::Map(members) => !members.is_empty(),
+        Yaml::Scalar(value) => !value.is_null(),
+        Yaml::List(_) => true,
+    })
+}

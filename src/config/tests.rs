@@ -1,0 +1,280 @@
+//! Whole files of both dialects, and the pipelines they become.
+
+mod problems;
+
+use super::*;
+use crate::plugins;
+use rstest::rstest;
+
+fn read_with(text: &str, options: &Options<'_>) -> Read {
+    read(Path::new("scheduler.yaml"), text.into(), options, None)
+}
+
+fn strict(text: &str) -> Read {
+    read_with(text, &Options::default())
+}
+
+fn lenient(text: &str) -> Read {
+    read_with(text, &Options { allow_unsupported: true, ..Options::default() })
+}
+
+fn shown(read: &Read) -> Vec<String> {
+    let line = |p: &Problem| {
+        let advice = p.advice.as_ref().map(|advice| format!(" = {advice}")).unwrap_or_default();
+        let severity = if p.severity == Severity::Error { "error" } else { "warning" };
+        format!("{}:{} {severity} {}{advice}", p.line, p.column, p.message)
+    };
+    read.problems.iter().map(line).collect()
+}
+
+fn effect(read: &Read) -> Value {
+    effective(read.pipeline.as_ref().unwrap_or_else(|| panic!("{:#?}", shown(read))))
+}
+
+/// An EndpointPickerConfig; the given text starts at line 3.
+fn picker_config(rest: &str) -> String {
+    format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n{rest}")
+}
+
+#[test]
+fn kthenas_default_file_becomes_its_pipeline_with_one_warning() {
+    let read = strict(
+        "scheduler:
+  pluginConfig:
+  - name: least-request
+    args: {maxWaitingRequests: 12}
+  - name: least-latency
+    args: {ttftTPOTWeightFactor: 0.25}
+  - name: prefix-cache
+    args: {blockSizeToHash: 64, maxBlocksToMatch: 128, maxHashCacheSize: 50000, topKMatches: 5}
+  plugins:
+    Filter:
+      enabled: [least-request]
+      disabled: [lora-affinity]
+    Score:
+      enabled:
+      - {name: least-request, weight: 1}
+      - {name: gpu-usage, weight: 1}
+      - {name: least-latency, weight: 1}
+      - {name: prefix-cache, weight: 2}
+",
+    );
+    assert_eq!(shown(&read), ["12:7 warning `disabled` has no effect: what `enabled` does not list is off"]);
+    assert_eq!(
+        effect(&read),
+        json!({
+            "profile": "default",
+            "filters": ["subset", "health", "least-request"],
+            "scorers": [
+                {"name": "least-request", "type": "least-request", "weight": 1.0},
+                {"name": "gpu-usage", "type": "gpu-usage", "weight": 1.0},
+                {"name": "least-latency", "type": "least-latency", "weight": 1.0},
+                {"name": "prefix-cache", "type": "prefix-cache", "weight": 2.0},
+            ],
+            "picker": "max-score-picker",
+            "blocks": {"blockBytes": 64, "maxBlocks": 128, "capacity": 50_000},
+        })
+    );
+}
+
+#[test]
+fn an_llm_d_file_becomes_its_pipeline() {
+    let read = strict(&picker_config(
+        "plugins:
+- type: queue-scorer
+- {type: kv-cache-utilization-scorer, name: kv}
+- type: approx-prefix-cache-producer
+  parameters: {autoTune: false, blockSizeTokens: 16, maxPrefixTokensToMatch: 16384, lruCapacityPerServer: 1000}
+- type: prefix-cache-scorer
+- type: weighted-random-picker
+- type: single-profile-handler
+- type: metrics-data-source
+  parameters: {scheme: http}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+  - {pluginRef: weighted-random-picker}
+",
+    ));
+    assert_eq!(
+        shown(&read),
+        ["12:3 warning the parameters of `metrics-data-source` have no effect in this version"]
+    );
+    assert_eq!(
+        effect(&read),
+        json!({
+            "profile": "default",
+            "filters": ["subset", "health"],
+            "scorers": [
+                {"name": "queue-scorer", "type": "queue-scorer", "weight": 2.0},
+                {"name": "kv", "type": "kv-cache-utilization-scorer", "weight": 1.0},
+                {"name": "prefix-cache-scorer", "type": "prefix-cache", "weight": 3.0},
+            ],
+            "picker": "weighted-random-picker",
+            "blocks": {"blockBytes": 64, "maxBlocks": 1024, "capacity": 1000},
+        })
+    );
+}
+
+/// llm-d's defaults are 64 tokens, 131,072 tokens and 31,250 blocks; older files had them on the scorer.
+#[rstest]
+#[case("{}", (256, 2_048, 31_250))]
+#[case("{lruCapacityPerServer: 7, maxPrefixBlocksToMatch: 5, blockSizeTokens: 32}", (128, 5, 7))]
+#[case("{blockSizeTokens: 0, maxPrefixTokensToMatch: -1}", (256, 2_048, 31_250))]
+fn the_cut_of_a_prefix_cache_scorer_is_translated(
+    #[case] parameters: &str,
+    #[case] expected: (usize, usize, usize),
+) {
+    let read = strict(&picker_config(&format!(
+        "plugins:\n- type: prefix-cache-scorer\n  parameters: {parameters}\n"
+    )));
+    let needs = read.pipeline.unwrap().index.unwrap().needs();
+    assert_eq!((needs.block_bytes, needs.max_blocks, needs.capacity), expected);
+}
+
+#[test]
+fn without_profiles_every_instance_takes_part_in_both_its_roles() {
+    let read = strict(&picker_config("plugins: [{type: least-request}, {type: random-picker}]\n"));
+    let effect = effect(&read);
+    assert_eq!(effect["filters"], json!(["subset", "health", "least-request"]));
+    assert_eq!(effect["scorers"][0]["weight"], json!(1.0));
+    assert_eq!(effect["picker"], json!("random-picker"));
+    let built_in = self::effect(&strict(&picker_config("")));
+    assert_eq!(built_in["scorers"].as_array().unwrap().len(), plugins::default_parts().len());
+}
+
+#[test]
+fn one_profile_is_run_and_the_others_are_named() {
+    let text = |first: &str| {
+        picker_config(&format!(
+            "plugins: [{{type: queue-scorer}}]
+schedulingProfiles:
+- {{name: {first}, plugins: [{{pluginRef: queue-scorer}}]}}
+- {{name: other, plugins: [{{pluginRef: queue-scorer}}]}}
+- {{name: default, plugins: [{{pluginRef: queue-scorer, weight: 5}}]}}
+"
+        ))
+    };
+    let read = strict(&text("prefill"));
+    assert_eq!(effect(&read)["scorers"][0]["weight"], json!(5.0));
+    let expected = "5:10 warning one profile is run in this version, `default`, and not `prefill`, `other`";
+    assert_eq!(shown(&read), [expected]);
+    let read = strict(&text("prefill").replace("name: default", "name: last"));
+    assert_eq!(effect(&read)["profile"], json!("prefill"));
+    assert!(
+        shown(&strict(&text("other"))).contains(&"6:10 error profile `other` is described twice".to_owned())
+    );
+}
+
+#[test]
+fn kthenas_lists_give_one_role_each_and_its_rules_of_precedence_hold() {
+    let read = strict(
+        "scheduler:
+  pluginConfig:
+  - {name: prefix-cache, args: {blockSizeToHash: 1}}
+  - {name: prefix-cache, args: {blockSizeToHash: 32}}
+  plugins:
+    Score:
+      enabled:
+      - {name: least-request, weight: 1}
+      - {name: random, weight: 1}
+      - {name: prefix-cache, weight: 1}
+      - {name: least-request, weight: 4}
+",
+    );
+    let shown = shown(&read);
+    assert!(
+        shown.contains(&"9:16 warning `random` is dropped: it scores alone or not at all".to_owned()),
+        "{shown:#?}"
+    );
+    assert!(
+        shown.iter().any(|line| line.starts_with("11:16 warning scorer `least-request` is listed twice"))
+    );
+    let effect = effect(&read);
+    assert_eq!(effect["filters"], json!(["subset", "health"]), "only `Filter` makes a filter");
+    let weights: Vec<(&str, f64)> = effect["scorers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| (s["name"].as_str().unwrap(), s["weight"].as_f64().unwrap()))
+        .collect();
+    assert_eq!(weights, [("least-request", 4.0), ("prefix-cache", 1.0)]);
+    assert_eq!(effect["blocks"]["blockBytes"], json!(32));
+    let alone = strict("scheduler: {plugins: {Score: {enabled: [{name: random, weight: 1}]}}}\n");
+    assert!(alone.problems.is_empty());
+    assert_eq!(self::effect(&alone)["scorers"][0]["name"], json!("random"));
+}
+
+#[test]
+fn what_upstream_has_and_we_lack_is_skipped_on_request_and_unknown_names_are_not() {
+    let text = picker_config(
+        "plugins:
+- type: decode-filter
+- {type: precise-prefix-cache-producer, name: precise}
+- {type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: precise}}
+- {type: approx-prefix-cache-producer, name: cpu, parameters: {lruCapacityPerServer: 1000}}
+- {type: prefix-cache-scorer, name: tier, parameters: {prefixMatchInfoProducerName: cpu}}
+schedulingProfiles:
+- {name: default, plugins: [{pluginRef: decode-filter}, {pluginRef: prefix-cache-scorer}, {pluginRef: tier}]}
+",
+    );
+    assert!(strict(&text).pipeline.is_none());
+    let read = lenient(&text);
+    assert_eq!(effect(&read)["scorers"].as_array().unwrap().len(), 1);
+    assert_eq!(effect(&read)["blocks"]["capacity"], json!(31_250));
+    assert_eq!(read.problems.len(), 4, "{:#?}", shown(&read));
+    assert!(lenient(&picker_config("plugins: [{type: decode-filtre}]\n")).pipeline.is_none());
+    let kthena = "scheduler: {plugins: {Score: {enabled: [{name: kvcache-aware, weight: 1}, {name: gpu-usage, weight: 1}]}}}";
+    assert_eq!(effect(&lenient(kthena))["scorers"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn an_index_survives_a_reload_that_cuts_alike_and_only_that() {
+    let text = |bytes: u32| {
+        picker_config(&format!(
+            "plugins: [{{type: prefix-cache, parameters: {{blockSizeToHash: {bytes}}}}}]\n"
+        ))
+    };
+    let first = strict(&text(64)).pipeline.unwrap();
+    let again = |bytes| {
+        let options = Options::default();
+        let read = read(Path::new("c"), text(bytes).into(), &options, Some(&first));
+        Arc::ptr_eq(first.index.as_ref().unwrap(), read.pipeline.unwrap().index.as_ref().unwrap())
+    };
+    assert!(again(64));
+    assert!(!again(32));
+}
+
+#[test]
+fn a_plugin_of_ones_own_is_found_before_the_built_in_ones() {
+    const OWN: Kind = Kind { name: "own", ..plugins::score_random::KIND };
+    let extra: [&Kind; 1] = [&OWN];
+    let options = Options { extra_plugins: &extra, ..Options::default() };
+    let read = read_with(&picker_config("plugins: [{type: own}]\n"), &options);
+    assert_eq!(effect(&read)["scorers"][0]["type"], json!("own"));
+    let wrong = read_with(&picker_config("plugins: [{type: owm}]\n"), &options);
+    assert_eq!(shown(&wrong), ["3:18 error unknown plugin type `owm` = did you mean `own`?"]);
+}
+
+/// Whatever is cut off, reading ends with a pipeline or with an error, and the error stands inside the text.
+#[test]
+fn files_cut_anywhere_are_read_or_refused() {
+    let kthena = "scheduler:\n  pluginConfig:\n  - {name: prefix-cache, args: {blockSizeToHash: 1}}\n  plugins:\n    \
+        Filter: {enabled: [least-request], disabled: [x]}\n    Score: {enabled: [{name: random, weight: 1.5}]}\n";
+    let picker = picker_config(
+        "featureGates: [flowControl=false]\nplugins:\n- {type: prefix-cache-scorer, parameters: {autoTune: true}}\n\
+         - {type: max-score-picker, name: p}\nschedulingProfiles:\n- {name: a, plugins: [{pluginRef: p, weight: 2}]}\n",
+    );
+    for text in [kthena, &picker] {
+        for (end, _) in text.char_indices() {
+            let read = lenient(&text[..end]);
+            let wrong = read.problems.iter().any(|problem| problem.severity == Severity::Error);
+            assert_eq!(read.pipeline.is_none(), wrong, "{:#?}", shown(&read));
+            let lines = text[..end].lines().count() as u32 + 1;
+            assert!(read.problems.iter().all(|problem| problem.line <= lines), "{:#?}", shown(&read));
+        }
+    }
+}
