@@ -26,6 +26,8 @@ mod kit {
 mod cases {
     mod encodings;
     mod load;
+    mod metrics;
+    mod observability;
     mod parsing;
     mod protocol;
     mod routing;

@@ -92,8 +92,8 @@ async fn sch_03_a_burst_is_spread_although_metrics_stand_still() {
     even(variants[0], &burst(&picker, (0..n).map(with_head).collect()).await);
 
     assert_eq!(variants[1], "power-of-two policy");
-    let picker = Picker::serve(&resources).await;
-    picker.schedule_by(&["outstanding-tokens", "least-request", "two-choices"]);
+    let plugins = ["outstanding-tokens", "least-request", "two-choices"];
+    let picker = Picker::with(&resources).plugins(&plugins).start().await;
     all_up(&picker, endpoints).await;
     even(variants[1], &burst(&picker, (0..n).map(distinct).collect()).await);
 

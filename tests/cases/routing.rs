@@ -67,6 +67,15 @@ async fn rou_02_bad_rules_are_named_and_good_ones_work() {
     at("modelServerName: ''", "without `modelServerName`");
     at("does-not-exist", "does not exist");
     assert_eq!(found.len(), 4, "{found:?}");
+    let config = picker.json("/debug/config").await;
+    let told = list(&config, "resource_problems");
+    for (_, message) in &found {
+        assert!(
+            told.iter().any(|problem| problem.to_string().contains(&json!(message).to_string())),
+            "{message}"
+        );
+    }
+    assert_eq!(picker.metric("pilotfish_degraded", &[("source", "resources")]).await, 1.0);
 
     let first_rule = "modelMatch: {headers: {x-tier: {regex: '('}}}";
     assert!(route.contains(first_rule));
@@ -194,7 +203,7 @@ async fn rou_06_adapters_are_routed_under_their_own_name() {
     assert_eq!((unknown.refused().status(), &*unknown.refused().reason()), (404, "unknown-model"));
 
     assert!(text(case, "then").contains("[lora-b]"));
-    picker.apply(&resources(&apply[0].replace("[lora-a, lora-b]", "[lora-b]")));
+    picker.apply(&resources(&apply[0].replace("[lora-a, lora-b]", "[lora-b]"))).await;
     let gone = run(&picker, &chat(body("a"))).await;
     assert_eq!(gone.refused().status(), 404, "after the update");
     let b = serve(&picker, CHAT, &body("a").replace("lora-a", "lora-b")).await;

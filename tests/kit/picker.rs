@@ -9,17 +9,10 @@ use clap::Parser;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
-use parking_lot::Mutex;
 use pilotfish::app::App;
 use pilotfish::args::{Args, Command};
-use pilotfish::plugins;
-use pilotfish::resources::lower::lower;
-use pilotfish::schedule::Pipeline;
-use pilotfish::schedule::pipeline::Part;
-use pilotfish::topology::Topology;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 
 use super::eventually::{eventually, within};
@@ -40,8 +33,7 @@ pub struct Setup {
 pub struct Picker {
     /// The process's parts.
     pub app: App,
-    topology: Mutex<Topology>,
-    _dir: TempDir,
+    dir: TempDir,
     http: Client<HttpConnector, Full<Bytes>>,
     channels: Vec<Channel>,
     next: AtomicUsize,
@@ -52,6 +44,16 @@ impl Setup {
     pub fn config(mut self, yaml: &str) -> Self {
         self.config = Some(yaml.to_owned());
         self
+    }
+
+    /// Scheduling by these plugin types alone.
+    pub fn plugins(self, types: &[&str]) -> Self {
+        let mut config =
+            "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n".to_owned();
+        types.iter().for_each(|name| config += &format!("- type: {name}\n"));
+        config += "schedulingProfiles:\n- name: default\n  plugins:\n";
+        types.iter().for_each(|name| config += &format!("  - pluginRef: {name}\n"));
+        self.config(&config)
     }
 
     /// With a flag and its value.
@@ -83,7 +85,7 @@ impl Setup {
         let grpc = Endpoint::from_shared(format!("http://{}", app.bound.grpc)).unwrap();
         let channels = (0..CONNECTIONS).map(|_| grpc.connect_lazy()).collect();
         let http = Client::builder(TokioExecutor::new()).build_http();
-        Picker { app, topology: Mutex::default(), _dir: dir, http, channels, next: AtomicUsize::new(0) }
+        Picker { app, dir, http, channels, next: AtomicUsize::new(0) }
     }
 }
 
@@ -98,24 +100,15 @@ impl Picker {
         Self::with(resources).start().await
     }
 
-    /// Replaces the resources. The first time every endpoint and pool is new; from then on those that stay keep what is
-    /// known of them.
-    pub fn apply(&self, resources: &str) {
-        let lowered = lower(&[("all.yaml", Arc::from(resources))]);
-        let snapshot = self.topology.lock().apply(lowered.world, Instant::now());
-        self.app.admin.shared.decider.store.replace(snapshot);
-    }
-
-    /// Schedules by these plugins, `type` or `type {parameters}` each, all of weight 1.
-    pub fn schedule_by(&self, types: &[&str]) {
-        let parts = types.iter().map(|written| {
-            let (name, parameters) = written.split_once(' ').unwrap_or((written, "null"));
-            let kind = plugins::find(name, &[]).unwrap_or_else(|| panic!("no plugin {name}"));
-            let instance = (kind.build)(serde_json::from_str(parameters).unwrap()).unwrap();
-            Part { name: name.into(), kind: kind.name, weight: 1.0, instance, filters: true, scores: true }
-        });
-        let scheduler = &self.app.admin.shared.decider.scheduler;
-        scheduler.replace(Pipeline::assemble("test", parts.collect(), None).unwrap());
+    /// Replaces the resources, and waits until they are what requests see.
+    pub async fn apply(&self, resources: &str) {
+        let store = &self.app.admin.shared.decider.store;
+        let before = store.load_full();
+        let next = self.dir.path().join("next.yaml");
+        std::fs::write(&next, resources).unwrap();
+        std::fs::rename(next, self.dir.path().join("resources/all.yaml")).unwrap();
+        let replaced = async || (!Arc::ptr_eq(&before, &store.load_full())).then_some(());
+        eventually("the changed resources are read", replaced).await;
     }
 
     /// A connection to the gRPC port.
@@ -235,14 +228,5 @@ impl Series {
         };
         // Starting at 0 rather than at -0 keeps the bits of an empty sum comparable.
         self.0.iter().filter(|(n, found, _)| n == name && carries(found)).fold(0.0, |sum, s| sum + s.2)
-    }
-
-    /// Each value of a label of `name` with its sum.
-    pub fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
-        let mut sums = BTreeMap::new();
-        for (_, labels, value) in self.0.iter().filter(|(n, ..)| n == name) {
-            *sums.entry(labels[label].clone()).or_insert(0.0) += value;
-        }
-        sums
     }
 }
