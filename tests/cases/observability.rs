@@ -67,7 +67,7 @@ async fn engine() -> SimulatedEngine {
 async fn obs_03_a_decision_tells_why() {
     let case = input("OBS-03");
     let engines = [engine().await, engine().await];
-    let drained = endpoint("p2", "10.0.0.12:8000").replace("8000'}", "8000', drain: true}");
+    let drained = endpoint("p2", "127.0.0.1:1").replace("1:1'}", "1:1', drain: true}");
     let resources =
         [pool(), endpoint("p0", &engines[0].address()), endpoint("p1", &engines[1].address()), drained];
     let picker = Picker::serve(&resources.concat()).await;
@@ -92,7 +92,7 @@ async fn obs_03_a_decision_tells_why() {
     assert_eq!((&leg["candidates_total"], &leg["complete"]), (&json!(3), &json!(true)));
     let candidates = list(leg, "candidates");
     let row = |address: &str| candidates.iter().find(|row| row["endpoint"] == address).unwrap();
-    assert_eq!(row("10.0.0.12:8000")["filtered_by"], "health: draining");
+    assert_eq!(row("127.0.0.1:1")["filtered_by"], "health: draining");
     let scored: Vec<&Value> = candidates.iter().filter(|row| row["filtered_by"].is_null()).collect();
     assert_eq!(scored.len(), 2);
     for row in scored {

@@ -85,7 +85,9 @@ impl Setup {
         let grpc = Endpoint::from_shared(format!("http://{}", app.bound.grpc)).unwrap();
         let channels = (0..CONNECTIONS).map(|_| grpc.connect_lazy()).collect();
         let http = Client::builder(TokioExecutor::new()).build_http();
-        Picker { app, dir, http, channels, next: AtomicUsize::new(0) }
+        let picker = Picker { app, dir, http, channels, next: AtomicUsize::new(0) };
+        picker.leave_others_alone();
+        picker
     }
 }
 
@@ -100,6 +102,17 @@ impl Picker {
         Self::with(resources).start().await
     }
 
+    /// Addresses of the cases may be somebody's: endpoints are scraped only where all are on this machine. Elsewhere they
+    /// count as up, whatever the first scrapes met.
+    fn leave_others_alone(&self) {
+        let admin = &self.app.admin;
+        let snapshot = admin.shared.decider.store.load_full();
+        if snapshot.endpoints.iter().any(|endpoint| !endpoint.address.ip().is_loopback()) {
+            admin.scraper.stop();
+            snapshot.endpoints.iter().for_each(|endpoint| endpoint.health.accepted());
+        }
+    }
+
     /// Replaces the resources, and waits until they are what requests see.
     pub async fn apply(&self, resources: &str) {
         let store = &self.app.admin.shared.decider.store;
@@ -109,6 +122,7 @@ impl Picker {
         std::fs::rename(next, self.dir.path().join("resources/all.yaml")).unwrap();
         let replaced = async || (!Arc::ptr_eq(&before, &store.load_full())).then_some(());
         eventually("the changed resources are read", replaced).await;
+        self.leave_others_alone();
     }
 
     /// A connection to the gRPC port.
