@@ -25,6 +25,7 @@ mod kit {
 /// One test for every case of `tests/data/cases`.
 mod cases {
     mod encodings;
+    mod lifecycle;
     mod load;
     mod metrics;
     mod observability;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::kit::case::{input, list, number};
 use crate::kit::engine::{Answer, MetricsPage};
+use crate::kit::eventually::eventually;
 use crate::kit::extproc::{CHAT, Stream, chat, request_of, response, run, serve_steps};
 use crate::kit::logs;
 use crate::kit::picker::Picker;
@@ -167,6 +168,12 @@ async fn sch_09_what_is_unknown_is_not_saturated() {
         let replies = run(&picker, &prompt("hi")).await;
         assert_eq!(replies.choices(), [servers[0].address.to_string()], "row 1: dispatched at once");
     }
+    let address = format!("address=\"{}\"", servers[0].address);
+    let warnings = || logs::lines_with(&[&address, "signals of this endpoint are stale"]);
+    eventually("row 1: a warning", async || (!warnings().is_empty()).then_some(())).await;
+    let asked = servers[0].asked();
+    eventually("row 1: another scrape", async || (servers[0].asked() > asked).then_some(())).await;
+    assert_eq!(warnings().len(), 1, "row 1: one line, however often it fails");
 
     // Row 2: one of three says nothing.
     let (servers, resources) = scraped(&[Answer::page(IDLE), Answer::page(IDLE), Answer::page(IDLE)]).await;

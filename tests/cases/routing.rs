@@ -99,9 +99,10 @@ async fn rou_02_bad_rules_are_named_and_good_ones_work() {
         let resources = two_servers() + "---\n" + &changed;
         let picker = Picker::serve(&resources).await;
         let replies = run(&picker, &with_headers(&json!({}))).await;
-        match served {
-            true => assert_eq!(replies.choices(), ["10.0.0.10:8000"], "{variant}"),
-            false => assert_eq!(replies.refused().status(), 404, "{variant}"),
+        if served {
+            assert_eq!(replies.choices(), ["10.0.0.10:8000"], "{variant}");
+        } else {
+            assert_eq!(replies.refused().status(), 404, "{variant}");
         }
         // The null test matches any value, the null target is left out.
         let replies = run(&picker, &with_headers(&json!({"x-tier": "any"}))).await;
@@ -117,9 +118,10 @@ fn split(weights: &[Value], empty: &[usize]) -> String {
     let mut targets = Vec::new();
     for (at, weight) in weights.iter().enumerate() {
         let name = format!("t{at}");
-        resources += &match empty.contains(&at) {
-            true => server(&name, &name, ""),
-            false => served(&name, &format!("10.0.{at}.1:8000"), ""),
+        resources += &if empty.contains(&at) {
+            server(&name, &name, "")
+        } else {
+            served(&name, &format!("10.0.{at}.1:8000"), "")
         };
         let weight = weight.as_u64().map_or(String::new(), |weight| format!(", weight: {weight}"));
         targets.push(format!("{{modelServerName: {name}{weight}}}"));

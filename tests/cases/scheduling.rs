@@ -12,10 +12,8 @@ use crate::kit::resources::{addresses, endpoint, pods, pool, route};
 /// A chat request restricted to these endpoints.
 fn restricted(text: &str, subset: &[&str]) -> Vec<Value> {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": text}]}).to_string();
-    with_hint(chat(&body).to_vec(), json!({"x-gateway-destination-endpoint-subset": subset}))
-}
-
-fn with_hint(mut steps: Vec<Value>, hint: Value) -> Vec<Value> {
+    let mut steps = chat(&body).to_vec();
+    let hint = json!({"x-gateway-destination-endpoint-subset": subset});
     steps[0]["metadata"] = json!({"envoy.lb.subset_hint": hint});
     steps
 }

@@ -1,6 +1,7 @@
 //! Envoy's side of an ext_proc stream, spoken over the picker's gRPC port in the vocabulary of the cases.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base64_of::decode;
@@ -76,7 +77,9 @@ impl Stream {
 
     /// Sends steps in order.
     pub fn send_all(&mut self, steps: &[Value]) {
-        steps.iter().for_each(|step| self.send(step));
+        for step in steps {
+            self.send(step);
+        }
     }
 
     /// Takes the next reply; false at the end.
@@ -281,7 +284,10 @@ pub fn bytes(said: &Value) -> Vec<u8> {
 
 /// A body step of any bytes.
 pub fn body_step(kind: &str, bytes: &[u8], eos: bool) -> Value {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut hex = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _ = write!(hex, "{byte:02x}");
+    }
     json!({kind: {"hex": hex, "eos": eos}})
 }
 

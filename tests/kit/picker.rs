@@ -1,6 +1,7 @@
 //! A picker in this process: resources in a directory of its own, flags through the real command line, ports of its own.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -50,9 +51,13 @@ impl Setup {
     pub fn plugins(self, types: &[&str]) -> Self {
         let mut config =
             "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n".to_owned();
-        types.iter().for_each(|name| config += &format!("- type: {name}\n"));
+        for name in types {
+            let _ = writeln!(config, "- type: {name}");
+        }
         config += "schedulingProfiles:\n- name: default\n  plugins:\n";
-        types.iter().for_each(|name| config += &format!("  - pluginRef: {name}\n"));
+        for name in types {
+            let _ = writeln!(config, "  - pluginRef: {name}");
+        }
         self.config(&config)
     }
 
