@@ -64,11 +64,10 @@ async fn sch_03_a_burst_is_spread_although_metrics_stand_still() {
     let (servers, resources) = scraped(&vec![Answer::page(IDLE); endpoints]).await;
     let words = |words: usize| "word ".repeat(words);
     let distinct = |at: usize| prompt(&format!("{at:08} {}", words(800)));
+    // Closer than chance would spread 800 requests, which is within 15 nearly half of the time.
     let even = |context: &str, shares: &BTreeMap<String, usize>| {
         assert_eq!(shares.len(), endpoints, "{context}: {shares:?}");
-        let (least, most) = (shares.values().min().unwrap(), shares.values().max().unwrap());
-        assert!(shares.values().all(|share| share.abs_diff(mean) <= 15), "{context}: {shares:?}");
-        assert!(*most as f64 / *least as f64 <= 1.35, "{context}: {shares:?}");
+        assert!(shares.values().all(|share| share.abs_diff(mean) <= 5), "{context}: {shares:?}");
     };
 
     let picker = Picker::serve(&resources).await;
