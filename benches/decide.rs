@@ -38,7 +38,9 @@ fn decider(endpoints: usize) -> Decider {
     snapshot.endpoints.iter().for_each(|endpoint| endpoint.health.accepted());
     let store = Store::default();
     store.replace(snapshot);
-    let Ok(pipeline) = Pipeline::assemble("default", plugins::default_parts(), None) else { unreachable!("built in") };
+    let Ok(pipeline) = Pipeline::assemble("default", plugins::default_parts(), None) else {
+        unreachable!("built in")
+    };
     Decider {
         store: Arc::new(store),
         scheduler: Arc::new(Scheduler::new(pipeline, std::time::Duration::from_secs(2))),
@@ -50,8 +52,10 @@ fn decider(endpoints: usize) -> Decider {
 fn arrived(prompt_bytes: usize, distinct: u64) -> Arrived {
     let filler = "All work and no play makes a dull boy. ".repeat(prompt_bytes / 39 + 1);
     let text = format!("{distinct} {}", &filler[..prompt_bytes]);
-    let body = format!(r#"{{"model":"tiny","max_tokens":16,"messages":[{{"role":"user","content":"{text}"}}]}}"#);
-    let headers = [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-type", "application/json")];
+    let body =
+        format!(r#"{{"model":"tiny","max_tokens":16,"messages":[{{"role":"user","content":"{text}"}}]}}"#);
+    let headers =
+        [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-type", "application/json")];
     let now = Instant::now();
     Arrived {
         head: Head::new(headers.map(|(name, value)| (name.to_owned(), value.to_owned()))),

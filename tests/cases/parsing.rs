@@ -12,7 +12,7 @@ use crate::kit::resources::pods;
 const COMPLETIONS: &str = "/v1/completions";
 
 async fn picker(case: &Value) -> Picker {
-    Picker::serve(&pods(&case["pods"])).await
+    Picker::with(&pods(&case["pods"])).small_blocks().start().await
 }
 
 fn body<'a>(case: &'a Value, name: &str) -> &'a str {

@@ -206,7 +206,8 @@ impl Served {
         self.decision["prompt_tokens"].as_u64().unwrap()
     }
 
-    /// Leading blocks of 64 bytes, the last partial one included, that the chosen endpoint was believed to hold.
+    /// Leading blocks of 64 bytes, the last partial one included, that the chosen
+    /// endpoint was believed to hold.
     pub fn matched_blocks(&self) -> u64 {
         self.decision["predicted_cached_tokens"].as_u64().unwrap().div_ceil(16)
     }

@@ -47,18 +47,24 @@ impl Setup {
         self
     }
 
-    /// Scheduling by these plugin types alone.
+    /// Scheduling by these plugin types alone; parameters may follow a type.
     pub fn plugins(self, types: &[&str]) -> Self {
         let mut config =
             "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n".to_owned();
-        for name in types {
-            let _ = writeln!(config, "- type: {name}");
+        let types = || types.iter().map(|written| written.split_once(' ').unwrap_or((written, "{}")));
+        for (name, parameters) in types() {
+            let _ = writeln!(config, "- {{type: {name}, parameters: {parameters}}}");
         }
         config += "schedulingProfiles:\n- name: default\n  plugins:\n";
-        for name in types {
+        for (name, _) in types() {
             let _ = writeln!(config, "  - pluginRef: {name}");
         }
         self.config(&config)
+    }
+
+    /// Scheduling as by default, with prompts cut into blocks of 64 bytes, by which these tests count.
+    pub fn small_blocks(self) -> Self {
+        self.plugins(&["prefix-cache {blockSizeToHash: 64}", "outstanding-tokens", "least-request"])
     }
 
     /// With a flag and its value.
