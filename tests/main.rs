@@ -12,6 +12,8 @@ mod kit {
     pub mod eventually;
     /// Envoy's side of an ext_proc stream.
     pub mod extproc;
+    /// Captured warnings.
+    pub mod logs;
     /// A picker with its resources, flags, pages and metrics.
     pub mod picker;
     /// What came back on an ext_proc stream.
@@ -22,5 +24,13 @@ mod kit {
 
 /// One test for every case of `tests/data/cases`.
 mod cases {
+    mod encodings;
+    mod lifecycle;
+    mod load;
+    mod metrics;
+    mod observability;
+    mod parsing;
     mod protocol;
+    mod routing;
+    mod scheduling;
 }
