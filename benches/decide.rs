@@ -1,5 +1,6 @@
 //! What one decision costs, from headers and body to a booked endpoint, without gRPC.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use divan::{Bencher, black_box};
@@ -26,7 +27,8 @@ fn decider(endpoints: usize) -> Decider {
                     spec: {selector: {matchLabels: {app: x}}}\n"
         .to_owned();
     for at in 0..endpoints {
-        text += &format!(
+        let _ = write!(
+            text,
             "---\napiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {{name: e{at}, labels: {{app: x}}}}\n\
              spec: {{address: '10.0.{}.{}:8000'}}\n",
             at / 250,

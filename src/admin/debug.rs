@@ -14,7 +14,7 @@ use super::{Admin, error, view};
 use crate::decide::{Arrived, Body, Chunks};
 use crate::decision::RING;
 use crate::request::head::Head;
-use crate::schedule::Subset;
+use crate::schedule::{Pipeline, Subset};
 use crate::state::signals::{Millis, SignalKind};
 use crate::state::{PoolKind, Snapshot};
 
@@ -147,9 +147,21 @@ pub async fn config(State(admin): Page) -> Json<Value> {
     let documents = admin.documents.read();
     Json(json!({
         "scheduler": crate::config::effective(&pipeline),
+        "settings": settings(&pipeline),
         "resource_problems": documents.resource_problems,
         "config_problems": documents.config_problems,
     }))
+}
+
+/// Every plugin with its settings as they act, defaults included.
+fn settings(pipeline: &Pipeline) -> Value {
+    let profile = &pipeline.profile;
+    let filters =
+        profile.filters.iter().map(|f| json!({"filter": f.name, "settings": format!("{:?}", f.filter)}));
+    let scorers =
+        profile.scorers.iter().map(|s| json!({"scorer": s.name, "settings": format!("{:?}", s.scorer)}));
+    let picker = json!({"picker": profile.picker.name, "settings": format!("{:?}", profile.picker.picker)});
+    filters.chain(scorers).chain([picker]).collect()
 }
 
 fn dump(admin: &Admin, kind: &str) -> Vec<Value> {

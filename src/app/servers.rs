@@ -26,6 +26,10 @@ const MESSAGE_OVERHEAD: usize = 1 << 20;
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
+/// Streams on one connection of Envoy: one for every request in flight. The default of 200 would make Envoy open more
+/// connections as load grows, each a burst of set-ups.
+const MOST_STREAMS: u32 = 16_384;
+
 /// Bound listeners.
 #[derive(Debug)]
 pub struct Ports {
@@ -96,6 +100,7 @@ pub fn server_builder() -> Server {
     Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(MOST_STREAMS)
         .tcp_nodelay(true)
 }
 
