@@ -11,7 +11,7 @@ use pilotfish::plugins;
 use pilotfish::request::head::Head;
 use pilotfish::resources::lower::lower;
 use pilotfish::schedule::{Pipeline, Scheduler};
-use pilotfish::state::Store;
+use pilotfish::snapshot::Store;
 use pilotfish::topology::Topology;
 use tokio::time::Instant;
 

@@ -1,6 +1,7 @@
 //! The HTTP side: metrics, probes and debug pages.
 
 pub mod debug;
+pub mod exposition;
 pub mod view;
 
 use std::fmt::Write as _;

@@ -14,16 +14,17 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admin::{Admin, Documents};
+use crate::admin::{Admin, Documents, exposition};
 use crate::args::{DebugAccess, ServeArgs};
 use crate::decide::{Decider, Settings};
 use crate::decision::Ring;
 use crate::extproc::{Budget, Shared};
-use crate::metrics::{Metrics, exposition};
+use crate::metrics::Metrics;
 use crate::schedule::Scheduler;
 use crate::schedule::plugin::Kind;
 use crate::settle::Ledger;
-use crate::state::{ObjectName, Store};
+use crate::snapshot::Store;
+use crate::state::ObjectName;
 use crate::trust::Trust;
 
 pub use servers::{Ports, server_builder};

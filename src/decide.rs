@@ -21,11 +21,12 @@ use crate::prompt::Blocks;
 use crate::refusal::Refusal;
 use crate::request::head::Head;
 use crate::request::{Edits, LlmRequest};
-use crate::route::{self, Question, Routed};
+use crate::route::Question;
 use crate::schedule::{Ask, Scheduler, Subset};
+use crate::snapshot::{Routed, Store};
 use crate::state::pool::TrafficPolicy;
 use crate::state::reservation::Leg;
-use crate::state::{Endpoint, ObjectName, Pool, Store};
+use crate::state::{Endpoint, ObjectName, Pool};
 
 /// Whether to ask engines for token usage that clients did not ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -261,7 +262,7 @@ impl Decider {
             header: &|name| head.get(name),
             draw: seed,
         };
-        let mut routed = route::route(&self.store.load(), self.settings.default_pool.as_ref(), &question)?;
+        let mut routed = self.store.load().route(self.settings.default_pool.as_ref(), &question)?;
         if self.settings.trust_hints
             && let Some(forced) = head.model_rewrite()
         {

@@ -8,43 +8,13 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::refusal::Reason;
-use crate::schedule::Profile;
-use crate::state::reservation::Role;
-use crate::usage::Usage;
+use crate::schedule::LegRecord;
+use crate::usage::{Usage, UsageSource};
 
 /// Bytes of a client's string that a record keeps.
 const CLIENT_STRING: usize = 128;
 /// Records the ring keeps.
 pub const RING: usize = 1_024;
-
-/// Where the token counts of a response came from, best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum UsageSource {
-    /// Envoy's own usage filter, in the response trailers.
-    Trailers,
-    /// Our scanner over the response body.
-    Scanner,
-    /// Envoy's access log.
-    AccessLog,
-    /// Nobody said: from the size of the response, or from what requests of this pool usually produce.
-    Estimate,
-}
-
-impl UsageSource {
-    /// Every source.
-    pub const ALL: [UsageSource; 4] =
-        [UsageSource::Trailers, UsageSource::Scanner, UsageSource::AccessLog, UsageSource::Estimate];
-
-    /// The name in metrics and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            UsageSource::Trailers => "trailers",
-            UsageSource::Scanner => "scanner",
-            UsageSource::AccessLog => "access_log",
-            UsageSource::Estimate => "estimate",
-        }
-    }
-}
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -79,51 +49,6 @@ impl Outcome {
             Outcome::Ended => "ended",
         }
     }
-}
-
-/// The filter that dropped a candidate.
-#[derive(Clone, Copy, Debug)]
-pub struct FilteredBy {
-    /// Index into the profile's filters.
-    pub filter: u16,
-    /// Why.
-    pub why: &'static str,
-}
-
-/// One candidate of a cycle.
-#[derive(Clone, Debug)]
-pub struct CandidateRow {
-    /// `ip:port`.
-    pub endpoint: Arc<str>,
-    /// The filter that dropped it, if one did.
-    pub filtered_by: Option<FilteredBy>,
-    /// Scores as given, one a scorer; NaN = abstained.
-    pub raw: SmallVec<[f32; 4]>,
-    /// Scores as used.
-    pub used: SmallVec<[f32; 4]>,
-    /// The weighted sum.
-    pub total: f32,
-}
-
-/// The cycle of one leg.
-#[derive(Clone, Debug)]
-pub struct LegRecord {
-    /// What the leg is for.
-    pub role: Role,
-    /// The profile that ran; names of filters and scorers are read from it.
-    pub profile: Arc<Profile>,
-    /// Endpoints of the pool.
-    pub candidates_total: u32,
-    /// Whether `rows` holds them all.
-    pub complete: bool,
-    /// Candidates, the picked first.
-    pub rows: Vec<CandidateRow>,
-    /// `ip:port`, best first.
-    pub picked: SmallVec<[Arc<str>; 3]>,
-    /// Prompt tokens booked as prefill.
-    pub reserved_prefill: u64,
-    /// Output tokens booked as decode.
-    pub reserved_decode: u64,
 }
 
 /// How long each stage of a request took.

@@ -15,7 +15,7 @@
 //!                              |
 //!                            settle     what became of it: bookings released, tokens counted, one record kept
 //!
-//!        state <- topology <- feed      endpoints, pools, routes, signals       index   who holds which blocks
+//!        snapshot <- topology <- feed   endpoints, pools, routes, signals       index   who holds which blocks
 //! ```
 //!
 //! Imports point downwards and to the right: `plugins` and `schedule` know `state`, `index` and `request`; nothing but
@@ -45,6 +45,7 @@ pub mod resources;
 pub mod route;
 pub mod schedule;
 pub mod settle;
+pub mod snapshot;
 pub mod state;
 pub mod telemetry;
 pub mod topology;

@@ -3,15 +3,13 @@
 //! Numbers live beside what they count, as atomics of a pool or an endpoint, so that counting costs one addition and a
 //! series ends when its pool or endpoint does. They are turned into series only when somebody scrapes.
 
-pub mod exposition;
-
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::decision::UsageSource;
 use crate::refusal::Reason;
+use crate::usage::UsageSource;
 
 /// Seconds, from 10 us to 10 s: decisions and their stages.
 const FINE_BUCKETS: [f64; 16] = [

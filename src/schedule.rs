@@ -6,6 +6,7 @@
 pub mod cycle;
 pub mod pipeline;
 pub mod plugin;
+pub mod record;
 pub mod subset;
 
 use std::sync::Arc;
@@ -18,9 +19,9 @@ use smallvec::SmallVec;
 
 pub use cycle::{Candidate, Cycle, Dropped, Workspace};
 pub use pipeline::{Pipeline, Profile, Scored};
+pub use record::{CandidateRow, LegRecord};
 pub use subset::Subset;
 
-use crate::decision::{CandidateRow, LegRecord};
 use crate::prompt::Blocks;
 use crate::refusal::{Reason, Refusal};
 use crate::state::reservation::{Leg, Role};
@@ -88,7 +89,8 @@ impl Scheduler {
 
     /// Picks an endpoint of `pool` and books the request on it.
     pub fn pick(&self, pipeline: &Pipeline, pool: &Arc<Pool>, ask: &Ask<'_>) -> Result<Picked, Refusal> {
-        let mut space = pool.memory.cycle.lock();
+        let mut space = Workspace::of_this_thread();
+        let cycle = pool.memory.cycle.lock();
         let profile = self.rank(pipeline, &mut space, pool, ask)?;
         let chosen = space.candidates[space.ranked[0] as usize];
         let predicted_cached_tokens = ask.blocks.tokens(chosen.depth).min(ask.prompt_tokens);
@@ -97,10 +99,10 @@ impl Scheduler {
             pool.memory.learned.expected_output(ask.max_tokens).saturating_mul(u64::from(ask.answers));
         let member = Arc::clone(&pool.members[chosen.member as usize]);
         let leg = Leg::book(Role::Serve, Arc::clone(pool), member, uncached, output);
+        drop(cycle);
         let record = record(&space, &profile, pool, ask, (uncached, output));
         let ranked: SmallVec<[Arc<Endpoint>; 3]> =
             space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
-        drop(space);
         if let Some(index) = &pipeline.index {
             index.routed(ask.blocks, &leg.member.endpoint);
         }
@@ -114,7 +116,8 @@ impl Scheduler {
         pool: &Arc<Pool>,
         ask: &Ask<'_>,
     ) -> Result<(LegRecord, u64), Refusal> {
-        let mut space = pool.memory.cycle.lock();
+        let mut space = Workspace::of_this_thread();
+        let _cycle = pool.memory.cycle.lock();
         let profile = self.rank(pipeline, &mut space, pool, ask)?;
         let chosen = space.candidates[space.ranked[0] as usize];
         let predicted_cached_tokens = ask.blocks.tokens(chosen.depth).min(ask.prompt_tokens);

@@ -8,9 +8,10 @@ use ahash::AHashMap;
 use tokio::time::Instant;
 
 use crate::route::{Route, RouteTable};
+use crate::snapshot::Snapshot;
 use crate::state::endpoint::{EndpointSpec, EngineKind};
 use crate::state::pool::{PoolMemory, TrafficPolicy};
-use crate::state::{Endpoint, Member, ObjectName, Pool, PoolName, Snapshot};
+use crate::state::{Endpoint, Member, ObjectName, Pool, PoolName};
 
 /// How long an endpoint that vanished keeps its identity, and with it what is known of its cache.
 pub const GRACE: Duration = Duration::from_mins(1);

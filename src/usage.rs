@@ -3,6 +3,7 @@
 mod decoding;
 mod json_body;
 mod message;
+mod source;
 mod sse;
 
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod tests;
 use decoding::Decoding;
 use json_body::JsonBody;
 use message::Findings;
+pub use source::UsageSource;
 use sse::EventStream;
 
 /// Tokens of one response, as the engine counts them.

@@ -34,3 +34,6 @@ mod cases {
     mod routing;
     mod scheduling;
 }
+
+/// Which module may import which.
+mod imports;

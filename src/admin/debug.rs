@@ -15,8 +15,9 @@ use crate::decide::{Arrived, Body, Chunks};
 use crate::decision::RING;
 use crate::request::head::Head;
 use crate::schedule::{Pipeline, Subset};
+use crate::snapshot::Snapshot;
+use crate::state::PoolKind;
 use crate::state::signals::{Millis, SignalKind};
-use crate::state::{PoolKind, Snapshot};
 
 type Page = State<Arc<Admin>>;
 

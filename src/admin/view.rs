@@ -3,8 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::clock::rfc3339;
-use crate::decision::{CandidateRow, LegRecord, Record};
+use crate::decision::Record;
 use crate::feed::scrape::ScrapeStatus;
+use crate::schedule::{CandidateRow, LegRecord};
 use crate::state::Endpoint;
 use crate::state::endpoint::Booked;
 use crate::state::signals::{Millis, SignalKind};

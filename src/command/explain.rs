@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::request::head::Head;
 use crate::schedule::plugin::Kind;
 use crate::schedule::{Pipeline, Scheduler};
-use crate::state::Store;
+use crate::snapshot::Store;
 use crate::topology::Topology;
 
 /// Runs the command.

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Arrived, Body};
-use crate::state::Snapshot;
+use crate::snapshot::Snapshot;
 
 /// The list of all model and adapter names, if the request asks for it, any ModelRoute is loaded, and the gateway did not
 /// restrict the request to endpoints: then it means to ask one of them.

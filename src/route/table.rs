@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ahash::AHashMap;
 
-use super::{Question, RequestMatch, Routed};
+use super::{Question, RequestMatch};
 use crate::refusal::{Reason, Refusal};
-use crate::state::{ObjectName, PoolKind, PoolName, Snapshot};
+use crate::state::ObjectName;
 
 /// One ModelRoute.
 #[derive(Clone, Debug)]
@@ -91,39 +91,58 @@ impl RouteTable {
         names
     }
 
-    /// Takes the first matching rule of the oldest route for the model. A base name hides an equal adapter name.
-    pub fn route(&self, snapshot: &Snapshot, model: &str, ask: &Question<'_>) -> Result<Routed, Refusal> {
+    /// Draws a target of the first matching rule of the oldest route for the model. A base name hides an equal adapter name.
+    pub fn draw(&self, model: &str, ask: &Question<'_>) -> Result<Drawn<'_>, Refusal> {
         let (routes, is_adapter) = match (self.by_model.get(model), self.by_adapter.get(model)) {
             (Some(routes), _) => (routes, false),
             (None, Some(routes)) => (routes, true),
-            (None, None) => return Err(Refusal::new(Reason::UnknownModel, "the model is not served here")),
+            (None, None) => {
+                let why = format!("the model `{}` is not served here", cut(model));
+                return Err(Refusal::new(Reason::UnknownModel, why));
+            }
         };
         let found = routes.iter().find_map(|route| {
             route.rules.iter().find(|rule| rule.matches.matches(ask)).map(|rule| (route, rule))
         });
         let Some((route, rule)) = found else {
-            return Err(Refusal::new(Reason::UnknownModel, "no rule for this model matches the request"));
-        };
-        let refuse = |why: String| {
-            Refusal::new(
-                Reason::NoEndpoints,
-                format!("rule {} of ModelRoute {}: {why}", rule.label, route.label),
-            )
+            let why = format!("no rule for the model `{}` matches the request", cut(model));
+            return Err(Refusal::new(Reason::UnknownModel, why));
         };
         if let Some(broken) = &rule.broken {
-            return Err(refuse(broken.to_string()));
+            return Err(refuse(route, rule, broken));
         }
         let target =
-            draw(&rule.targets, ask.draw).ok_or_else(|| refuse("every target has weight 0".to_owned()))?;
-        let name = PoolName { kind: PoolKind::ModelServer, object: target.server.clone() };
-        let pool =
-            snapshot.pool(&name).ok_or_else(|| refuse(format!("ModelServer {name} does not exist")))?;
-        let target_model = match (&pool.model, is_adapter) {
-            (Some(served), false) => Arc::clone(served),
-            _ => model.into(),
-        };
-        Ok(Routed { pool: Arc::clone(pool), target_model, route: Some(Arc::clone(&route.label)) })
+            draw(&rule.targets, ask.draw).ok_or_else(|| refuse(route, rule, "every target has weight 0"))?;
+        Ok(Drawn { server: &target.server, is_adapter, route, rule })
     }
+}
+
+/// What a ModelRoute decided.
+#[derive(Clone, Copy, Debug)]
+pub struct Drawn<'a> {
+    /// The ModelServer.
+    pub server: &'a ObjectName,
+    /// Whether the model is an adapter, whose name is never rewritten.
+    pub is_adapter: bool,
+    /// The route.
+    pub route: &'a Route,
+    rule: &'a Rule,
+}
+
+impl Drawn<'_> {
+    /// Refuses the request since its target cannot serve it; names route and rule.
+    pub fn refuse(&self, why: &str) -> Refusal {
+        refuse(self.route, self.rule, why)
+    }
+}
+
+fn refuse(route: &Route, rule: &Rule, why: &str) -> Refusal {
+    Refusal::new(Reason::NoEndpoints, format!("rule {} of ModelRoute {}: {why}", rule.label, route.label))
+}
+
+/// A client's string in a message, bounded.
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(128)]
 }
 
 /// A target with a chance proportional to its weight; `None` if the sum is 0.

@@ -1,5 +1,7 @@
 //! One run over the candidates of a pool, in scratch space that is used again by the next run.
 
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,7 +9,7 @@ use std::time::Duration;
 use super::Ask;
 use super::pipeline::{NamedFilter, Profile, Scored};
 use super::plugin::WhenEmpty;
-use crate::decision::{CandidateRow, FilteredBy};
+use super::record::{CandidateRow, FilteredBy};
 use crate::refusal::{Reason, Refusal};
 use crate::state::endpoint::Load;
 use crate::state::signals::Millis;
@@ -60,7 +62,7 @@ pub struct Dropped {
     pub why: &'static str,
 }
 
-/// Scratch space of a pool's cycles.
+/// Scratch space of a cycle.
 #[derive(Debug, Default)]
 pub struct Workspace {
     /// Candidates left.
@@ -77,7 +79,42 @@ pub struct Workspace {
     used: Vec<f32>,
 }
 
+thread_local! {
+    static KEPT: Cell<Option<Box<Workspace>>> = const { Cell::new(None) };
+}
+
+/// A thread's workspace, put back when it is dropped.
+#[derive(Debug)]
+pub struct Borrowed(Option<Box<Workspace>>);
+
+impl Deref for Borrowed {
+    type Target = Workspace;
+
+    #[allow(clippy::expect_used, reason = "taken by drop only")]
+    fn deref(&self) -> &Workspace {
+        self.0.as_ref().expect("held until drop")
+    }
+}
+
+impl DerefMut for Borrowed {
+    #[allow(clippy::expect_used, reason = "taken by drop only")]
+    fn deref_mut(&mut self) -> &mut Workspace {
+        self.0.as_mut().expect("held until drop")
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        KEPT.set(self.0.take());
+    }
+}
+
 impl Workspace {
+    /// The workspace that this thread's last cycle left, with its capacity.
+    pub fn of_this_thread() -> Borrowed {
+        Borrowed(Some(KEPT.take().unwrap_or_default()))
+    }
+
     /// Starts with every member of the pool.
     pub fn begin(&mut self, cx: &Cycle<'_>) {
         self.dropped.clear();

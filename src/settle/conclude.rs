@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::progress::{AccessLogFacts, Progress};
 use super::{Closing, Ledger, log};
-use crate::decision::{Outcome, UsageSource};
+use crate::decision::Outcome;
 use crate::metrics::{Degraded, PoolMetrics};
 use crate::state::pool::{BrokenCause, Pool};
 use crate::state::signals::Millis;
 use crate::state::{Endpoint, Member};
-use crate::usage::Usage;
+use crate::usage::{Usage, UsageSource};
 
 impl Ledger {
     /// Settles a request with all that is known of it.

@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use super::ObjectName;
 use super::endpoint::{Booked, ByAddress, Endpoint};
 use crate::metrics::PoolMetrics;
-use crate::schedule::Workspace;
 
 /// Which kind of document made a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -97,8 +96,8 @@ impl BrokenCause {
 /// What a pool keeps while documents come and go: its lock, its counters and what it has learned.
 #[derive(Debug, Default)]
 pub struct PoolMemory {
-    /// Held for the length of one scheduling cycle; owns the cycle's scratch space.
-    pub cycle: Mutex<Workspace>,
+    /// Held for the length of one scheduling cycle, from the first filter to the booking.
+    pub cycle: Mutex<()>,
     /// Counters and histograms.
     pub metrics: PoolMetrics,
     /// Running means that stand in where a response says nothing.

@@ -12,14 +12,14 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::{Degraded, Metrics, Stage};
-use crate::decision::UsageSource;
 use crate::feed::scrape::Scraper;
+use crate::metrics::{Degraded, Metrics, Stage};
 use crate::settle::Ledger;
+use crate::snapshot::{Snapshot, Store};
 use crate::state::health::State;
 use crate::state::pool::{BrokenCause, Pool};
 use crate::state::signals::{Millis, SignalKind};
-use crate::state::{Snapshot, Store};
+use crate::usage::UsageSource;
 
 /// The pool label of requests that reached none.
 const NO_POOL: &str = "";

@@ -1,0 +1,124 @@
+//! One consistent view of endpoints, pools and routes, replaced as a whole: readers take it once per request and never block.
+
+use std::sync::Arc;
+
+use ahash::AHashMap;
+use arc_swap::{ArcSwap, Guard};
+
+use crate::refusal::{Reason, Refusal};
+use crate::route::{Question, RouteTable};
+use crate::state::{Endpoint, ObjectName, Pool, PoolKind, PoolName};
+
+/// One consistent view of the topology.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// All pools.
+    pub pools: Vec<Arc<Pool>>,
+    /// All endpoints, whether or not a pool selects them.
+    pub endpoints: Vec<Arc<Endpoint>>,
+    /// ModelRoutes, ready for matching.
+    pub routes: RouteTable,
+    by_name: AHashMap<PoolName, usize>,
+}
+
+impl Snapshot {
+    /// Builds a snapshot; `pools` with the same name: the last wins.
+    pub fn new(endpoints: Vec<Arc<Endpoint>>, pools: Vec<Arc<Pool>>, routes: RouteTable) -> Self {
+        let by_name = pools.iter().enumerate().map(|(at, pool)| (pool.name.clone(), at)).collect();
+        Self { pools, endpoints, routes, by_name }
+    }
+
+    /// The pool of that kind and name.
+    pub fn pool(&self, name: &PoolName) -> Option<&Arc<Pool>> {
+        self.by_name.get(name).map(|&at| &self.pools[at])
+    }
+
+    /// The pool that `namespace/name` means whatever its kind; a ModelServer wins over an InferencePool of the same name.
+    pub fn pool_of_any_kind(&self, object: &ObjectName) -> Option<&Arc<Pool>> {
+        [PoolKind::ModelServer, PoolKind::InferencePool]
+            .into_iter()
+            .find_map(|kind| self.pool(&PoolName { kind, object: object.clone() }))
+    }
+}
+
+/// Where a request goes.
+#[derive(Clone, Debug)]
+pub struct Routed {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// The model name the engine sees, and every plugin too.
+    pub target_model: Arc<str>,
+    /// The ModelRoute that decided, `namespace/name`.
+    pub route: Option<Arc<str>>,
+}
+
+impl Snapshot {
+    /// Where a request goes: by ModelRoutes if there are any and it names a model, else to the default or the only pool.
+    pub fn route(&self, default_pool: Option<&ObjectName>, ask: &Question<'_>) -> Result<Routed, Refusal> {
+        if let Some(model) = ask.model
+            && !self.routes.is_empty()
+        {
+            return self.by_model_route(model, ask);
+        }
+        let pool = match default_pool {
+            Some(name) => self.pool_of_any_kind(name).ok_or_else(|| {
+                Refusal::new(Reason::NoEndpoints, format!("the default pool {name} does not exist"))
+            })?,
+            None => match &self.pools[..] {
+                [only] => only,
+                [] => return Err(Refusal::new(Reason::NoEndpoints, "no pool is configured")),
+                _ => return Err(undecided(ask.model.is_some())),
+            },
+        };
+        let target_model = match (ask.model, &pool.model) {
+            (Some(_), Some(model)) => Arc::clone(model),
+            (Some(model), None) => model.into(),
+            (None, _) => "".into(),
+        };
+        Ok(Routed { pool: Arc::clone(pool), target_model, route: None })
+    }
+
+    fn by_model_route(&self, model: &str, ask: &Question<'_>) -> Result<Routed, Refusal> {
+        let drawn = self.routes.draw(model, ask)?;
+        let name = PoolName { kind: PoolKind::ModelServer, object: drawn.server.clone() };
+        let pool =
+            self.pool(&name).ok_or_else(|| drawn.refuse(&format!("ModelServer {name} does not exist")))?;
+        let target_model = match (&pool.model, drawn.is_adapter) {
+            (Some(served), false) => Arc::clone(served),
+            _ => model.into(),
+        };
+        Ok(Routed { pool: Arc::clone(pool), target_model, route: Some(Arc::clone(&drawn.route.label)) })
+    }
+}
+
+fn undecided(has_model: bool) -> Refusal {
+    let why = if has_model {
+        "several pools exist, no ModelRoute and no default pool says which serves this request"
+    } else {
+        "the request names no model, and several pools could serve it"
+    };
+    Refusal::new(Reason::UnknownModel, why)
+}
+
+/// The current snapshot, replaced as a whole.
+#[derive(Debug, Default)]
+pub struct Store {
+    current: ArcSwap<Snapshot>,
+}
+
+impl Store {
+    /// The snapshot of this moment, for the length of one request.
+    pub fn load(&self) -> Guard<Arc<Snapshot>> {
+        self.current.load()
+    }
+
+    /// The snapshot of this moment, to be kept.
+    pub fn load_full(&self) -> Arc<Snapshot> {
+        self.current.load_full()
+    }
+
+    /// Makes `next` what later requests see.
+    pub fn replace(&self, next: Snapshot) {
+        self.current.store(Arc::new(next));
+    }
+}
