@@ -8,12 +8,18 @@ mod kit {
     pub mod case;
     /// Simulated engines, and servers of metrics pages that no engine would write.
     pub mod engine;
+    /// A real Envoy, and everything behind it.
+    pub mod envoy;
     /// Waiting for something to become true.
     pub mod eventually;
     /// Envoy's side of an ext_proc stream.
     pub mod extproc;
+    /// A client of Envoy.
+    pub mod http;
     /// A picker with its resources, flags, pages and metrics.
     pub mod picker;
+    /// A picker in a process of its own.
+    pub mod process;
     /// What came back on an ext_proc stream.
     pub mod replies;
     /// Resources as YAML.
@@ -23,4 +29,16 @@ mod kit {
 /// One test for every case of `tests/data/cases`.
 mod cases {
     mod protocol;
+}
+
+/// Whole set-ups: clients, a real Envoy with the shipped configurations, the picker, simulated engines.
+mod envoy {
+    mod bodies;
+    mod drain;
+    mod failures;
+    mod forgery;
+    mod outage;
+    mod reservations;
+    mod retries;
+    mod streaming;
 }
