@@ -1,6 +1,6 @@
 //! Control headers of clients move nothing and reach nobody.
 
-use pilotfish::engine::RecordedRequest;
+use pilotfish::engine::{Fault, RecordedRequest};
 use rstest::rstest;
 use serde_json::json;
 
@@ -96,5 +96,28 @@ async fn forged_control_headers_stop_at_envoy_while_no_picker_lives() {
     assert_eq!(received.len(), 5);
     for request in &received {
         check_received(request, &decoy.address(), None);
+    }
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_do_not_set_envoys_limits(
+    #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
+) {
+    let stand = Stand::of(setup, 1).await;
+    stand.engines[0].state.set_fault(Fault::Slow(1000.0));
+    let forged = [
+        ("x-envoy-upstream-rq-timeout-ms", "1"),
+        ("x-envoy-max-retries", "0"),
+        ("x-forwarded-for", "10.0.0.1"),
+    ];
+    stand.client.chat_with(&forged, &chat()).await.served();
+    let received = stand.engines[0].state.requests();
+    let [request] = &received.iter().filter(|request| request.method == "POST").collect::<Vec<_>>()[..]
+    else {
+        panic!("received once: {received:?}")
+    };
+    for name in [forged[0].0, forged[1].0] {
+        assert_eq!(request.header(name), None, "{name} was forwarded");
     }
 }
