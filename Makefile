@@ -20,7 +20,12 @@ lint: ## Formatting and clippy, warnings are errors
 	cargo clippy --locked --all-targets -- -D warnings
 
 .PHONY: bench
-bench: ## Micro-benchmarks
+bench: ## The picker beside an ext_proc server that does nothing, and the cost of scraping; some minutes
+	@python3 scripts/bench.py
+	@python3 scripts/bench_scrape.py
+
+.PHONY: microbench
+microbench: ## Micro-benchmarks of single parts
 	cargo bench --locked
 
 .PHONY: generate

@@ -6,13 +6,17 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 
+use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::{
+    AccessLogService, AccessLogServiceServer,
+};
+use envoy_types::pb::envoy::service::accesslog::v3::{StreamAccessLogsMessage, StreamAccessLogsResponse};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
     ExternalProcessor, ExternalProcessorServer,
 };
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Incoming;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Outgoing;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
-    BodyResponse, HeadersResponse, ProcessingRequest, ProcessingResponse, TrailersResponse,
+    BodyResponse, HeadersResponse, ProcessingRequest, ProcessingResponse,
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
@@ -79,9 +83,7 @@ impl Exchange {
                 vec![reply::response_piece(body.body, body.end_of_stream)]
             }
             Some(Incoming::ResponseBody(_)) => vec![reply::response_body(None)],
-            Some(Incoming::ResponseTrailers(_)) => {
-                vec![reply::message(Outgoing::ResponseTrailers(TrailersResponse::default()))]
-            }
+            Some(Incoming::ResponseTrailers(_)) => vec![reply::continue_response_trailers()],
             None => Vec::new(),
         }
     }
@@ -110,6 +112,18 @@ impl ExternalProcessor for Service {
     }
 }
 
+#[tonic::async_trait]
+impl AccessLogService for Service {
+    async fn stream_access_logs(
+        &self,
+        request: Request<Streaming<StreamAccessLogsMessage>>,
+    ) -> Result<Response<StreamAccessLogsResponse>, Status> {
+        let mut entries = request.into_inner();
+        while entries.message().await?.is_some() {}
+        Ok(Response::new(StreamAccessLogsResponse {}))
+    }
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let endpoint =
         std::env::args().nth(1).ok_or("give the endpoint that every request goes to, as ip:port")?;
@@ -118,12 +132,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{{\"listening\":{{\"grpc\":\"{}\"}}}}", listener.local_addr()?);
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_service_status("", tonic_health::ServingStatus::Serving).await;
-        let service = ExternalProcessorServer::new(Service(std::sync::Arc::new(Noop::new(&endpoint))))
+        let noop = Service(std::sync::Arc::new(Noop::new(&endpoint)));
+        let access_log = AccessLogServiceServer::new(noop.clone());
+        let service = ExternalProcessorServer::new(noop)
             .max_decoding_message_size(65 << 20)
             .max_encoding_message_size(65 << 20);
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         server_builder()
             .add_service(service)
+            .add_service(access_log)
             .add_service(health_service)
             .serve_with_incoming(incoming)
             .await?;

@@ -21,6 +21,7 @@ use serde_json::json;
 use crate::decision::Ring;
 use crate::document::Problem;
 use crate::extproc::Shared;
+use crate::feed::scrape::Scraper;
 use crate::resources::lower::Dumped;
 
 /// What the pages show.
@@ -32,6 +33,8 @@ pub struct Admin {
     pub ring: Arc<Ring>,
     /// Series.
     pub registry: Registry,
+    /// What scrapes found out about endpoints.
+    pub scraper: Scraper,
     /// Whether new requests are wanted.
     pub ready: AtomicBool,
     /// Resources as written, and what is wrong with them and with the scheduler configuration.

@@ -93,7 +93,14 @@ impl App {
             drain_over: CancellationToken::new(),
         });
         let admin = Arc::new(Admin {
-            registry: exposition::registry(Arc::clone(&metrics), Arc::clone(&store), Arc::clone(&ledger)),
+            registry: exposition::registry(exposition::Sources {
+                metrics: Arc::clone(&metrics),
+                store: Arc::clone(&store),
+                ledger: Arc::clone(&ledger),
+                scraper: scraper.clone(),
+                staleness: args.staleness,
+            }),
+            scraper: scraper.clone(),
             shared: Arc::clone(&shared),
             ring,
             ready: AtomicBool::new(false),

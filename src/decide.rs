@@ -4,6 +4,7 @@
 //! cancels the request: whatever it has booked is released with it.
 
 mod body;
+mod joined;
 mod models;
 
 use std::sync::Arc;

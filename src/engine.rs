@@ -77,6 +77,8 @@ pub struct EngineConfig {
     pub faults: Vec<Fault>,
     /// Bytes to which unrelated series fill an unfiltered `/metrics` page (a real one has about 60,000); 0 for none.
     pub page_padding: usize,
+    /// Whether `/metrics` answers whole whatever `?name[]=` asks for, as servers that do not know the query do.
+    pub whole_pages: bool,
     /// How many received requests are kept for inspection.
     pub recorded: usize,
 }
@@ -100,6 +102,7 @@ impl Default for EngineConfig {
             seed: 0,
             faults: Vec::new(),
             page_padding: 0,
+            whole_pages: false,
             recorded: 256,
         }
     }

@@ -16,6 +16,8 @@ mod kit {
     pub mod extproc;
     /// A client of Envoy.
     pub mod http;
+    /// Captured warnings.
+    pub mod logs;
     /// A picker with its resources, flags, pages and metrics.
     pub mod picker;
     /// A picker in a process of its own.
@@ -28,7 +30,15 @@ mod kit {
 
 /// One test for every case of `tests/data/cases`.
 mod cases {
+    mod encodings;
+    mod lifecycle;
+    mod load;
+    mod metrics;
+    mod observability;
+    mod parsing;
     mod protocol;
+    mod routing;
+    mod scheduling;
 }
 
 /// Whole set-ups: clients, a real Envoy with the shipped configurations, the picker, simulated engines.

@@ -61,6 +61,7 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
                 "wedged": health.is_wedged(),
                 "weight": endpoint.weight,
                 "engine": endpoint.engine.name(),
+                "scrape": admin.scraper.status(endpoint.slot).map(|status| view::scrape(&status)),
                 "models": adapters.as_ref().map(|adapters| adapters.served.clone()),
                 "signals": view::signals(endpoint, now),
                 "reserved": view::booked(&endpoint.booked),

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::clock::rfc3339;
 use crate::decision::{CandidateRow, LegRecord, Record};
+use crate::feed::scrape::ScrapeStatus;
 use crate::state::Endpoint;
 use crate::state::endpoint::Booked;
 use crate::state::signals::{Millis, SignalKind};
@@ -89,6 +90,18 @@ fn candidate(leg: &LegRecord, row: &CandidateRow) -> Value {
 pub fn booked(booked: &Booked) -> Value {
     let (requests, prefill, decode) = booked.read();
     json!({"requests": requests, "prefill_tokens": prefill, "decode_tokens": decode})
+}
+
+/// How an endpoint reports itself: the engine whose names its page has, the name each signal goes by there, and what is
+/// missing.
+pub fn scrape(status: &ScrapeStatus) -> Value {
+    let names = status.names.iter().map(|(signal, name)| ((*signal).to_owned(), json!(name)));
+    json!({
+        "dialect": status.dialect,
+        "filtered": status.filtered,
+        "names": names.collect::<Map<String, Value>>(),
+        "missing": status.missing,
+    })
 }
 
 /// Every signal of an endpoint, unknown ones as null.

@@ -1,7 +1,6 @@
 //! The body of a request as it arrived, and the contiguous text that the parser reads.
 
-use std::borrow::Cow;
-
+use super::joined::Joined;
 use crate::refusal::{Reason, Refusal};
 use crate::request::encoding::{DecodeError, Encoding};
 use crate::request::head::Head;
@@ -44,18 +43,8 @@ impl Chunks {
     }
 
     /// All in one slice, copied only if there are several pieces.
-    pub fn contiguous(&self) -> Cow<'_, [u8]> {
-        match &self.pieces[..] {
-            [] => Cow::Borrowed(&[]),
-            [one] => Cow::Borrowed(one),
-            many => {
-                let mut all = Vec::with_capacity(self.len);
-                for piece in many {
-                    all.extend_from_slice(piece);
-                }
-                Cow::Owned(all)
-            }
-        }
+    pub fn contiguous(&self) -> Joined<'_> {
+        Joined::of(&self.pieces, self.len)
     }
 }
 
@@ -63,7 +52,7 @@ impl Chunks {
 #[derive(Debug)]
 pub enum Text<'a> {
     /// The body itself.
-    AsSent(Cow<'a, [u8]>),
+    AsSent(Joined<'a>),
     /// The body, decompressed.
     Decoded(Vec<u8>),
 }
@@ -89,7 +78,7 @@ impl Text<'_> {
 /// Parses what arrived.
 pub fn parse<'a>(head: &Head, body: &'a Body, max_body: usize) -> Result<(LlmRequest, Text<'a>), Refusal> {
     let path = head.path();
-    let nothing = || Text::AsSent(Cow::Borrowed(&[]));
+    let nothing = || Text::AsSent(Joined::of(&[], 0));
     match body {
         Body::Absent if head.method() == "POST" && request::Api::from_path(path).is_known() => {
             Err(Refusal::new(Reason::MalformedBody, "this path needs a request body, and none was sent"))
@@ -169,7 +158,7 @@ mod tests {
     #[test]
     fn pieces_are_copied_only_if_there_are_several() {
         let mut chunks = Chunks::of(b"ab".to_vec());
-        assert!(matches!(chunks.contiguous(), Cow::Borrowed(b"ab")));
+        assert!(std::ptr::eq(&raw const *chunks.contiguous(), &raw const *chunks.pieces[0]));
         chunks.push(Vec::new());
         chunks.push(b"c".to_vec());
         assert_eq!((&*chunks.contiguous(), chunks.len), (&b"abc"[..], 3));

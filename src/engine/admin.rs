@@ -60,7 +60,7 @@ pub(super) async fn metrics(
 ) -> Response {
     let names: Vec<String> =
         parameters.into_iter().filter_map(|(key, name)| (key == "name[]").then_some(name)).collect();
-    let names = (!names.is_empty()).then_some(&names[..]);
+    let names = (!names.is_empty() && !state.config.whole_pages).then_some(&names[..]);
     ([(CONTENT_TYPE, PAGE_TYPE)], state.page.render(&state.metrics(), names)).into_response()
 }
 

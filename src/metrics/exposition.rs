@@ -14,6 +14,7 @@ use prometheus_client::registry::Registry;
 
 use super::{Degraded, Metrics, Stage};
 use crate::decision::UsageSource;
+use crate::feed::scrape::Scraper;
 use crate::settle::Ledger;
 use crate::state::health::State;
 use crate::state::pool::{BrokenCause, Pool};
@@ -23,26 +24,35 @@ use crate::state::{Snapshot, Store};
 /// The pool label of requests that reached none.
 const NO_POOL: &str = "";
 
+/// What series are read from.
+#[derive(Debug)]
+pub struct Sources {
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Pools and endpoints.
+    pub store: Arc<Store>,
+    /// Settled requests.
+    pub ledger: Arc<Ledger>,
+    /// What scrapes found out.
+    pub scraper: Scraper,
+    /// Age from which a signal is unknown.
+    pub staleness: Duration,
+}
+
 /// The registry that `/metrics` encodes.
-pub fn registry(metrics: Arc<Metrics>, store: Arc<Store>, ledger: Arc<Ledger>) -> Registry {
+pub fn registry(sources: Sources) -> Registry {
     let mut registry = Registry::with_prefix("pilotfish");
-    registry.register_collector(Box::new(StateCollector { metrics, store, ledger }));
+    registry.register_collector(Box::new(sources));
     registry
 }
 
-#[derive(Debug)]
-struct StateCollector {
-    metrics: Arc<Metrics>,
-    store: Arc<Store>,
-    ledger: Arc<Ledger>,
-}
-
-impl Collector for StateCollector {
+impl Collector for Sources {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let snapshot = self.store.load_full();
         requests(&mut encoder, &self.metrics, get(&self.ledger.aborted), &snapshot)?;
         timings(&mut encoder, &self.metrics, &snapshot)?;
-        endpoints(&mut encoder, &snapshot)?;
+        endpoints(&mut encoder, &snapshot, self.staleness)?;
+        missing(&mut encoder, &snapshot, &self.scraper)?;
         bookings(&mut encoder, &snapshot)?;
         tokens(&mut encoder, &snapshot)?;
         process(&mut encoder, &self.metrics)
@@ -157,7 +167,20 @@ fn timings(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics, snapshot: &Sn
     Ok(())
 }
 
-fn endpoints(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+/// Signals that an engine should report and does not. An engine that renames a metric shows here.
+fn missing(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot, scraper: &Scraper) -> fmt::Result {
+    let help = "1 for a signal that the engine should report and does not";
+    let mut family = Family::new(encoder, "engine_metric_missing", help, MetricType::Gauge)?;
+    for endpoint in &snapshot.endpoints {
+        let Some(status) = scraper.status(endpoint.slot) else { continue };
+        for metric in status.missing {
+            family.gauge([("endpoint", &*endpoint.destination), ("metric", metric)], 1.0)?;
+        }
+    }
+    Ok(())
+}
+
+fn endpoints(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot, staleness: Duration) -> fmt::Result {
     let mut family = Family::new(encoder, "endpoints", "Endpoints of a pool by state", MetricType::Gauge)?;
     for pool in &snapshot.pools {
         for state in State::ALL {
@@ -177,13 +200,12 @@ fn endpoints(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::R
             }
         }
     }
-    let help = "Endpoints of a pool whose signal is unknown or older than 2 s";
+    let help = "Endpoints of a pool whose signal is unknown or older than --staleness";
     let mut family = Family::new(encoder, "signal_unknown_endpoints", help, MetricType::Gauge)?;
     for pool in &snapshot.pools {
         for kind in [SignalKind::Running, SignalKind::Waiting, SignalKind::KvUsage] {
-            let unknown = |m: &&Arc<crate::state::Member>| {
-                m.endpoint.signals.fresh(kind, now, Duration::from_secs(2)).is_none()
-            };
+            let unknown =
+                |m: &&Arc<crate::state::Member>| m.endpoint.signals.fresh(kind, now, staleness).is_none();
             let n = pool.members.iter().filter(unknown).count();
             family.gauge([("pool", &*pool.label), ("signal", kind.name())], n as f64)?;
         }

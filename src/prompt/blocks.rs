@@ -40,11 +40,11 @@ impl Blocks {
         };
         let mut chain = Chain {
             needs,
-            previous: seed,
-            hasher: start(seed),
-            filled: 0,
+            buffer: Vec::with_capacity(MOST_DIGITS + needs.block_bytes),
+            digits: 0,
             blocks: Self { hashes: Vec::new(), block_bytes: needs.block_bytes as u64, bytes: 0 },
         };
+        chain.begin(seed);
         render(&mut |text| chain.push(text));
         chain.finish()
     }
@@ -65,60 +65,54 @@ impl Blocks {
     }
 }
 
+/// Decimal digits of `u64::MAX`.
+const MOST_DIGITS: usize = 20;
+
 struct Chain {
     needs: BlockNeeds,
-    previous: u64,
-    hasher: Xxh64,
-    filled: usize,
+    /// The digits of the previous hash and what has come of the block: hashed in one go, which beats the streaming hasher
+    /// for inputs as short as a block.
+    buffer: Vec<u8>,
+    digits: usize,
     blocks: Blocks,
 }
 
 impl Chain {
+    fn begin(&mut self, previous: u64) {
+        self.buffer.clear();
+        self.buffer.extend_from_slice(itoa::Buffer::new().format(previous).as_bytes());
+        self.digits = self.buffer.len();
+    }
+
     fn push(&mut self, mut text: &[u8]) {
         while !text.is_empty() && self.blocks.hashes.len() < self.needs.max_blocks {
-            let room = self.needs.block_bytes - self.filled;
+            let room = self.needs.block_bytes - self.filled();
             let (now, later) = text.split_at(room.min(text.len()));
-            self.hasher.update(now);
-            self.filled += now.len();
+            self.buffer.extend_from_slice(now);
             text = later;
-            if self.filled == self.needs.block_bytes {
+            if self.filled() == self.needs.block_bytes {
                 self.close();
             }
         }
     }
 
+    fn filled(&self) -> usize {
+        self.buffer.len() - self.digits
+    }
+
     fn close(&mut self) {
-        self.previous = self.hasher.digest();
-        self.blocks.hashes.push(self.previous);
-        self.blocks.bytes += self.filled as u64;
-        self.hasher = start(self.previous);
-        self.filled = 0;
+        let hash = xxh64(&self.buffer, 0);
+        self.blocks.hashes.push(hash);
+        self.blocks.bytes += self.filled() as u64;
+        self.begin(hash);
     }
 
     fn finish(mut self) -> Blocks {
-        if self.filled > 0 {
+        if self.filled() > 0 {
             self.close();
         }
         self.blocks
     }
-}
-
-/// A hasher that has already taken the decimal digits of the previous hash.
-fn start(previous: u64) -> Xxh64 {
-    let mut digits = [0u8; 20];
-    let mut at = digits.len();
-    let mut rest = previous;
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    let mut hasher = Xxh64::new(0);
-    hasher.update(&digits[at..]);
-    hasher
 }
 
 #[cfg(test)]

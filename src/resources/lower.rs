@@ -166,7 +166,10 @@ impl Reader {
         for document in &self.endpoints {
             let problems = &mut self.problems[document.file];
             let place = document.place(&["spec", "address"]);
-            let Ok(address) = document.spec.address.parse::<std::net::SocketAddr>() else {
+            // A zone id names an interface of this host: Envoy's host knows nothing of it.
+            let written = Some(document.spec.address.as_str()).filter(|address| !address.contains('%'));
+            let Some(address) = written.and_then(|address| address.parse::<std::net::SocketAddr>().ok())
+            else {
                 let advice =
                     Some("write an IP address and a port: 10.0.0.7:8000 or [fd00::7]:8000".to_owned());
                 problems.error(place, format!("`{}` is not an address", document.spec.address), advice);
@@ -280,6 +283,10 @@ spec: {address: '10.0.0.1:8000'}
     #[case(
         "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: gpu-0}\n",
         "4:17 Error `gpu-0` is not an address"
+    )]
+    #[case(
+        "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: '[fe80::1%2]:80'}\n",
+        "4:17 Error `[fe80::1%2]:80` is not an address"
     )]
     #[case(
         "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: '1.1.1.1:1', weight: 0}\n",

@@ -24,8 +24,6 @@ pub async fn eventually<T>(what: impl Display, mut look: impl AsyncFnMut() -> Op
 
 /// The result of `future`, which must come before the deadline.
 pub async fn within<T>(what: impl Display, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(DEADLINE, future).await {
-        Ok(result) => result,
-        Err(_) => panic!("never happened: {what}"),
-    }
+    let result = tokio::time::timeout(DEADLINE, future).await;
+    result.unwrap_or_else(|_| panic!("never happened: {what}"))
 }

@@ -1,5 +1,7 @@
 //! Envoy's side of an ext_proc stream, spoken over the picker's gRPC port in the vocabulary of the cases.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base64_of::decode;
@@ -12,6 +14,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value as ProtoValue};
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -64,9 +67,19 @@ impl Stream {
         let _ = self.to.as_ref().expect("the stream was half-closed").send(message);
     }
 
+    /// Sends a piece of the request body.
+    pub fn send_body(&mut self, bytes: &[u8], end_of_stream: bool) {
+        let body = HttpBody { body: bytes.to_vec(), end_of_stream, ..HttpBody::default() };
+        let request = Some(Request::RequestBody(body));
+        let message = ProcessingRequest { request, ..ProcessingRequest::default() };
+        let _ = self.to.as_ref().expect("the stream was half-closed").send(message);
+    }
+
     /// Sends steps in order.
     pub fn send_all(&mut self, steps: &[Value]) {
-        steps.iter().for_each(|step| self.send(step));
+        for step in steps {
+            self.send(step);
+        }
     }
 
     /// Takes the next reply; false at the end.
@@ -112,6 +125,25 @@ impl Stream {
 /// Sends all steps and takes everything that comes.
 pub async fn run(picker: &Picker, steps: &[Value]) -> Replies {
     Stream::of(picker, steps).await.finish().await
+}
+
+/// Runs many requests, so many at a time, each sent whole and ended without a response.
+pub async fn run_many(
+    picker: &Picker,
+    at_once: usize,
+    requests: impl IntoIterator<Item = Vec<Value>>,
+) -> Vec<Replies> {
+    let runs = requests.into_iter().map(|steps| async move { run(picker, &steps).await });
+    futures::stream::iter(runs).buffer_unordered(at_once).collect().await
+}
+
+/// How often each destination came first.
+pub fn shares<'a>(replies: impl IntoIterator<Item = &'a Replies>) -> BTreeMap<String, usize> {
+    let mut shares = BTreeMap::new();
+    for replies in replies {
+        *shares.entry(replies.first_choice().to_owned()).or_insert(0) += 1;
+    }
+    shares
 }
 
 /// The headers of a POST with JSON.
@@ -174,9 +206,10 @@ impl Served {
         self.decision["prompt_tokens"].as_u64().unwrap()
     }
 
-    /// Leading blocks of 64 bytes that the chosen endpoint was believed to hold.
+    /// Leading blocks of 64 bytes, the last partial one included, that the chosen
+    /// endpoint was believed to hold.
     pub fn matched_blocks(&self) -> u64 {
-        self.decision["predicted_cached_tokens"].as_u64().unwrap() / 16
+        self.decision["predicted_cached_tokens"].as_u64().unwrap().div_ceil(16)
     }
 }
 
@@ -252,7 +285,10 @@ pub fn bytes(said: &Value) -> Vec<u8> {
 
 /// A body step of any bytes.
 pub fn body_step(kind: &str, bytes: &[u8], eos: bool) -> Value {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut hex = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _ = write!(hex, "{byte:02x}");
+    }
     json!({kind: {"hex": hex, "eos": eos}})
 }
 

@@ -1,6 +1,9 @@
 //! A picker in this process: resources in a directory of its own, flags through the real command line, ports of its own.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use clap::Parser;
@@ -9,11 +12,7 @@ use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use pilotfish::app::App;
 use pilotfish::args::{Args, Command};
-use pilotfish::plugins;
-use pilotfish::schedule::Pipeline;
-use pilotfish::schedule::pipeline::Part;
 use serde_json::Value;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
@@ -48,6 +47,26 @@ impl Setup {
         self
     }
 
+    /// Scheduling by these plugin types alone; parameters may follow a type.
+    pub fn plugins(self, types: &[&str]) -> Self {
+        let mut config =
+            "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n".to_owned();
+        let types = || types.iter().map(|written| written.split_once(' ').unwrap_or((written, "{}")));
+        for (name, parameters) in types() {
+            let _ = writeln!(config, "- {{type: {name}, parameters: {parameters}}}");
+        }
+        config += "schedulingProfiles:\n- name: default\n  plugins:\n";
+        for (name, _) in types() {
+            let _ = writeln!(config, "  - pluginRef: {name}");
+        }
+        self.config(&config)
+    }
+
+    /// Scheduling as by default, with prompts cut into blocks of 64 bytes, by which these tests count.
+    pub fn small_blocks(self) -> Self {
+        self.plugins(&["prefix-cache {blockSizeToHash: 64}", "outstanding-tokens", "least-request"])
+    }
+
     /// With a flag and its value.
     pub fn flag(mut self, name: &str, value: &str) -> Self {
         self.flags.extend([name.to_owned(), value.to_owned()]);
@@ -77,7 +96,9 @@ impl Setup {
         let grpc = Endpoint::from_shared(format!("http://{}", app.bound.grpc)).unwrap();
         let channels = (0..CONNECTIONS).map(|_| grpc.connect_lazy()).collect();
         let http = Client::builder(TokioExecutor::new()).build_http();
-        Picker { app, dir, http, channels, next: AtomicUsize::new(0) }
+        let picker = Picker { app, dir, http, channels, next: AtomicUsize::new(0) };
+        picker.leave_others_alone();
+        picker
     }
 }
 
@@ -92,24 +113,27 @@ impl Picker {
         Self::with(resources).start().await
     }
 
-    /// Replaces the resources; returns at once.
-    pub fn rewrite(&self, resources: &str) {
-        let file = self.dir.path().join("resources/all.yaml");
-        let next = self.dir.path().join("next.yaml");
-        std::fs::write(&next, resources).unwrap();
-        std::fs::rename(next, file).unwrap();
+    /// Addresses of the cases may be somebody's: endpoints are scraped only where all are on this machine. Elsewhere they
+    /// count as up, whatever the first scrapes met.
+    fn leave_others_alone(&self) {
+        let admin = &self.app.admin;
+        let snapshot = admin.shared.decider.store.load_full();
+        if snapshot.endpoints.iter().any(|endpoint| !endpoint.address.ip().is_loopback()) {
+            admin.scraper.stop();
+            snapshot.endpoints.iter().for_each(|endpoint| endpoint.health.accepted());
+        }
     }
 
-    /// Schedules by these plugins, `type` or `type {parameters}` each, all of weight 1.
-    pub fn schedule_by(&self, types: &[&str]) {
-        let parts = types.iter().map(|written| {
-            let (name, parameters) = written.split_once(' ').unwrap_or((written, "null"));
-            let kind = plugins::find(name, &[]).unwrap_or_else(|| panic!("no plugin {name}"));
-            let instance = (kind.build)(serde_json::from_str(parameters).unwrap()).unwrap();
-            Part { name: name.into(), kind: kind.name, weight: 1.0, instance, filters: true, scores: true }
-        });
-        let scheduler = &self.app.admin.shared.decider.scheduler;
-        scheduler.replace(Pipeline::assemble("test", parts.collect(), None).unwrap());
+    /// Replaces the resources, and waits until they are what requests see.
+    pub async fn apply(&self, resources: &str) {
+        let store = &self.app.admin.shared.decider.store;
+        let before = store.load_full();
+        let next = self.dir.path().join("next.yaml");
+        std::fs::write(&next, resources).unwrap();
+        std::fs::rename(next, self.dir.path().join("resources/all.yaml")).unwrap();
+        let replaced = async || (!Arc::ptr_eq(&before, &store.load_full())).then_some(());
+        eventually("the changed resources are read", replaced).await;
+        self.leave_others_alone();
     }
 
     /// A connection to the gRPC port.
@@ -229,14 +253,5 @@ impl Series {
         };
         // Starting at 0 rather than at -0 keeps the bits of an empty sum comparable.
         self.0.iter().filter(|(n, found, _)| n == name && carries(found)).fold(0.0, |sum, s| sum + s.2)
-    }
-
-    /// Each value of a label of `name` with its sum.
-    pub fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
-        let mut sums = BTreeMap::new();
-        for (_, labels, value) in self.0.iter().filter(|(n, ..)| n == name) {
-            *sums.entry(labels[label].clone()).or_insert(0.0) += value;
-        }
-        sums
     }
 }

@@ -76,8 +76,3 @@ pub fn endpoints(pods: &Value) -> String {
 pub fn pods(pods: &Value) -> String {
     endpoints(pods) + &pool()
 }
-
-/// `n` endpoints `10.0.0.10:8000` and on in one InferencePool.
-pub fn plain(n: usize) -> String {
-    (0..n).fold(pool(), |yaml, i| yaml + &endpoint(&format!("p{i}"), &format!("10.0.0.{}:8000", 10 + i)))
-}

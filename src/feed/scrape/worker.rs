@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use tracing::{info, trace};
+use tracing::{info, trace, warn};
 
 use crate::state::Endpoint;
 use crate::state::health::State;
@@ -15,6 +15,9 @@ use super::adapters::parse_models;
 use super::client::{Client, Failure};
 use super::observer::{Observer, Page, ScrapeStatus};
 use super::{OnRestart, ScrapeConfig};
+
+/// Time without an answer after which an endpoint that used to answer is warned of: its signals are stale by then.
+const QUIET_UNTIL_WARNED: Duration = Duration::from_secs(2);
 
 /// What a worker shares with the scraper.
 #[derive(Debug)]
@@ -49,9 +52,11 @@ impl Worker {
         let mut observer = Observer::new(&self.endpoint, self.config.kv_usage);
         let mut known = (self.endpoint.health.state(), self.endpoint.health.is_wedged());
         let mut answered = false;
+        let mut quiet = Quiet::default();
         loop {
             let began = Instant::now();
             let answers = self.scrape(client, &mut observer, began).await;
+            self.log_quiet(&mut quiet, answers);
             // The list may be new whenever an engine comes up.
             if answers && !answered {
                 self.shared.models.notify_one();
@@ -129,6 +134,26 @@ impl Worker {
         *known = now;
     }
 
+    /// Warns once each time the endpoint falls silent.
+    fn log_quiet(&self, quiet: &mut Quiet, answers: bool) {
+        let (endpoint, now) = (&self.endpoint, Instant::now());
+        if answers {
+            quiet.last_answer = Some(now);
+            if std::mem::take(&mut quiet.warned) {
+                info!(endpoint = %endpoint.name, address = &*endpoint.destination, "scrapes are answered again");
+            }
+        } else if let Some(last) = quiet.last_answer
+            && now.duration_since(last) >= QUIET_UNTIL_WARNED
+            && !std::mem::replace(&mut quiet.warned, true)
+        {
+            warn!(
+                endpoint = %endpoint.name,
+                address = &*endpoint.destination,
+                "scrapes get no answer: the signals of this endpoint are stale, and it is rated by our own bookings"
+            );
+        }
+    }
+
     async fn follow_models(&self, client: &Client) {
         loop {
             let next = Instant::now() + jittered(self.config.models_interval);
@@ -149,6 +174,13 @@ impl Worker {
             sleep_until(began + self.config.interval).await;
         }
     }
+}
+
+/// Whether scrapes are answered.
+#[derive(Debug, Default)]
+struct Quiet {
+    last_answer: Option<Instant>,
+    warned: bool,
 }
 
 /// Ten per cent more or less, so that the scrapes of many endpoints and replicas do not fall together.
