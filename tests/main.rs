@@ -8,14 +8,20 @@ mod kit {
     pub mod case;
     /// Simulated engines, and servers of metrics pages that no engine would write.
     pub mod engine;
+    /// A real Envoy, and everything behind it.
+    pub mod envoy;
     /// Waiting for something to become true.
     pub mod eventually;
     /// Envoy's side of an ext_proc stream.
     pub mod extproc;
+    /// A client of Envoy.
+    pub mod http;
     /// Captured warnings.
     pub mod logs;
     /// A picker with its resources, flags, pages and metrics.
     pub mod picker;
+    /// A picker in a process of its own.
+    pub mod process;
     /// What came back on an ext_proc stream.
     pub mod replies;
     /// Resources as YAML.
@@ -33,6 +39,18 @@ mod cases {
     mod protocol;
     mod routing;
     mod scheduling;
+}
+
+/// Whole set-ups: clients, a real Envoy with the shipped configurations, the picker, simulated engines.
+mod envoy {
+    mod bodies;
+    mod drain;
+    mod failures;
+    mod forgery;
+    mod outage;
+    mod reservations;
+    mod retries;
+    mod streaming;
 }
 
 /// Which module may import which.

@@ -100,8 +100,12 @@ fn chosen(closing: &Closing, attempts: u32) -> Option<Arc<Member>> {
 
 fn outcome(progress: &Progress, facts: Option<&AccessLogFacts>, status: u16) -> Outcome {
     let failed = status >= 500 || progress.saw_error;
-    if facts.is_some_and(|f| f.broken.is_some()) && !progress.complete {
-        return if progress.response_begun || facts.is_some_and(|f| f.response_bytes > 0) {
+    if let Some((facts, cause)) = facts.and_then(|f| Some((f, f.broken?)))
+        && !progress.complete
+    {
+        // A status without a byte of the body: the headers of a stream come long before its first token.
+        let headers_came = (1..500).contains(&status) && cause != BrokenCause::Client;
+        return if progress.response_begun || facts.response_bytes > 0 || headers_came {
             Outcome::Broken
         } else if status >= 500 {
             Outcome::Failed
@@ -149,6 +153,8 @@ fn learn_health(
             refused(&served.endpoint);
         }
         Some(false) => {}
+        // The status of a response that broke is from its beginning; it says nothing of the engine now.
+        _ if outcome == Outcome::Broken => {}
         _ if status > 0 => served.endpoint.health.answered(status, Millis::now()),
         _ => {}
     }
@@ -237,5 +243,34 @@ fn learn_output(
         let mean =
             if closing.stream { &learned.stream_bytes_per_token } else { &learned.whole_bytes_per_token };
         mean.learn(per_token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::before_an_answer(0, 0, false, BrokenCause::Client, Outcome::Aborted)]
+    #[case::client_before_the_first_byte(200, 0, false, BrokenCause::Client, Outcome::Aborted)]
+    #[case::client_after_some(200, 900, false, BrokenCause::Client, Outcome::Broken)]
+    #[case::engine_before_the_first_byte(200, 0, false, BrokenCause::Upstream, Outcome::Broken)]
+    #[case::engine_after_some(200, 900, false, BrokenCause::Upstream, Outcome::Broken)]
+    #[case::engine_after_headers_that_we_saw(200, 0, true, BrokenCause::Upstream, Outcome::Broken)]
+    #[case::engine_before_an_answer(503, 0, false, BrokenCause::Upstream, Outcome::Failed)]
+    #[case::timeout_before_an_answer(504, 0, false, BrokenCause::Timeout, Outcome::Failed)]
+    #[case::timeout_before_the_first_byte(200, 0, false, BrokenCause::Timeout, Outcome::Broken)]
+    fn what_broke(
+        #[case] status: u16,
+        #[case] response_bytes: u64,
+        #[case] response_begun: bool,
+        #[case] cause: BrokenCause,
+        #[case] expected: Outcome,
+    ) {
+        let progress = Progress { response_begun, ..Progress::default() };
+        let facts =
+            AccessLogFacts { status, response_bytes, broken: Some(cause), ..AccessLogFacts::default() };
+        assert_eq!(outcome(&progress, Some(&facts), status), expected);
     }
 }

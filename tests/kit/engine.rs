@@ -10,9 +10,11 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use parking_lot::Mutex;
-use pilotfish::engine::{Engine, EngineConfig, EngineState};
-use tokio::net::TcpListener;
+use pilotfish::engine::{Engine, EngineConfig, EngineState, Fault};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
+
+use super::eventually::eventually;
 
 /// A simulated engine on a free port of loopback.
 pub struct SimulatedEngine {
@@ -33,6 +35,12 @@ impl SimulatedEngine {
     /// Where it listens.
     pub fn address(&self) -> String {
         self.state.address().to_string()
+    }
+
+    /// Closes the port and waits until it refuses connections.
+    pub async fn close(&self) {
+        self.state.set_fault(Fault::Refuse(None));
+        eventually("a closed port", async || TcpStream::connect(self.state.address()).await.err()).await;
     }
 }
 

@@ -223,7 +223,7 @@ pub struct Series(Vec<(String, BTreeMap<String, String>, f64)>);
 
 impl Series {
     /// Reads a page; label values of these tests hold no quotes and no braces.
-    fn read(page: &str) -> Self {
+    pub fn read(page: &str) -> Self {
         let lines = page.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         Self(
             lines
