@@ -2,7 +2,8 @@
 """What the picker costs beside an ext_proc server that does nothing, in the same run behind the same Envoy configuration.
 
 For every set-up and load it prints requests a second and CPU microseconds a request of Envoy and of the server, from the
-kernel's scheduler statistics, and the ratio to the no-op. Needs wrk (Debian package wrk). Loopback only, a few minutes.
+kernel's scheduler statistics, and the ratio to the no-op. What a server spends while idle is measured before each row, shown,
+and not counted as requests'. Needs wrk (Debian package wrk). Loopback only, a few minutes.
 """
 
 import argparse
@@ -55,6 +56,15 @@ def cpu_seconds(pid):
     return total / 1e9
 
 
+def idle_share(pid):
+    """CPU that the server spends on nothing but time (polling engines, its own ticks), so that it is not taken for requests'."""
+    if pid is None:
+        return 0.0
+    before = cpu_seconds(pid)
+    time.sleep(1)
+    return cpu_seconds(pid) - before
+
+
 def wrk(url, script, connections, seconds):
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "--timeout", "30s", "-s", script, url]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -86,13 +96,15 @@ def measure(name, load, server, engine, envoy, work, args):
         script.write_text(LUA % (size, str(distinct).lower(), str(stream).lower()))
         connections = 32 if stream else 16
         wrk(url, script, connections, 1)
+        idle = idle_share(pid)
         before = cpu_seconds(envoy_pid), cpu_seconds(pid) if pid else 0
         requests, rate, half, bad = wrk(url, script, connections, args.seconds)
         after = cpu_seconds(envoy_pid), cpu_seconds(pid) if pid else 0
         return {
             "setup": name, "load": load, "server": label, "rps": rate, "p50": half, "bad": bad,
             "envoy_us": (after[0] - before[0]) / requests * 1e6,
-            "server_us": (after[1] - before[1]) / requests * 1e6,
+            "server_us": (after[1] - before[1] - idle * args.seconds) / requests * 1e6,
+            "idle": idle,
         }
     finally:
         processes.stop()
@@ -150,7 +162,7 @@ def main():
             ("pilotfish", picker_pid, int(picker["grpc"].rsplit(":", 1)[1])),
         ]
         rows = []
-        print(f"{'set-up':<17} {'load':<15} {'server':<10} {'rps':>8} {'p50':>9} {'Envoy us':>9} {'server us':>10} {'x no-op':>8}")
+        print(f"{'set-up':<17} {'load':<15} {'server':<10} {'rps':>8} {'p50':>9} {'Envoy us':>9} {'server us':>10} {'idle':>6} {'x no-op':>8}")
         for setup in args.setup or SETUPS:
             for load in args.load or LOADS:
                 base = None
@@ -161,7 +173,7 @@ def main():
                     rows.append(row)
                     ratio = f"{row['ratio']:.2f}" if row["ratio"] else ""
                     bad = f"  {row['bad']} BAD" if row["bad"] else ""
-                    print(f"{setup:<17} {load:<15} {row['server']:<10} {row['rps']:>8.0f} {row['p50']:>9} {row['envoy_us']:>9.1f} {row['server_us']:>10.1f} {ratio:>8}{bad}", flush=True)
+                    print(f"{setup:<17} {load:<15} {row['server']:<10} {row['rps']:>8.0f} {row['p50']:>9} {row['envoy_us']:>9.1f} {row['server_us']:>10.1f} {row['idle']:>6.1%} {ratio:>8}{bad}", flush=True)
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(rows, indent=1))
     finally:

@@ -45,7 +45,9 @@ impl Ledger {
             (self.on_unknown_model)(&member.endpoint);
         }
 
+        // The first byte of a whole response is its last token's, not its first's.
         let first_token = progress.time_to_first_token().or(facts.and_then(|f| f.time_to_first_token));
+        let first_token = first_token.filter(|_| closing.stream);
         if let Some(first_token) = first_token.filter(|_| (200..300).contains(&status) || status == 0) {
             counted.time_to_first_token.observe(first_token.as_secs_f64());
             learn_prefill(&closing.pool, closing.uncached, first_token);
