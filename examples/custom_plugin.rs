@@ -101,6 +101,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_tokens: Some(100),
         answers: 1,
         subset: None,
+        only_if_cached: false,
         wanted: 2,
         seed: 1,
         detail: 64,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -57,10 +57,12 @@ pub struct Documents {
 
 /// All pages.
 pub fn router(admin: Arc<Admin>) -> Router {
+    let most = admin.shared.decider.settings.max_body;
     let debug = Router::new()
         .route("/debug/decisions", get(debug::decisions))
         .route("/debug/endpoints", get(debug::endpoints))
-        .route("/debug/explain", post(debug::explain))
+        // The question holds a body, escaped once more.
+        .route("/debug/explain", post(debug::explain).layer(DefaultBodyLimit::max(2 * most)))
         .route("/debug/config", get(debug::config))
         .route("/debug/config_dump/modelroutes", get(debug::model_routes))
         .route("/debug/config_dump/modelservers", get(debug::model_servers))

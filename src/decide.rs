@@ -133,8 +133,6 @@ pub struct Served {
     pub withhold_usage: bool,
     /// Timeout and retries of the pool.
     pub traffic: TrafficPolicy,
-    /// The client's model name.
-    pub model: Box<str>,
     /// When the engine should have prefilled the prompt.
     pub prefill: Duration,
     /// Whether the client asked for a stream.
@@ -200,7 +198,11 @@ impl Decider {
 
         let began = Instant::now();
         let detail = self.detail(seed, &routed);
-        let ask = Ask { subset: arrived.subset.as_ref(), ..ask(&routed, &request, &blocks, seed, detail) };
+        let ask = Ask {
+            subset: arrived.subset.as_ref(),
+            only_if_cached: arrived.head.only_if_cached(),
+            ..ask(&routed, &request, &blocks, seed, detail)
+        };
         let picked = self.scheduler.pick(&pipeline, &routed.pool, &ask)?;
         record.stages.schedule = began.elapsed();
         self.metrics.stage(Stage::Schedule, record.stages.schedule);
@@ -228,7 +230,6 @@ impl Decider {
             edits,
             withhold_usage,
             traffic: routed.pool.traffic,
-            model: request.model.unwrap_or_default(),
             prefill: routed.pool.memory.learned.expected_prefill(uncached),
             stream: request.stream,
         })))
@@ -313,7 +314,8 @@ impl Decider {
         if whole { members } else { RANKED + BEST_KEPT }
     }
 
-    fn decision_id(&self) -> Box<str> {
+    /// An id unique to one stream: an access-log entry that bears it belongs to this decision.
+    pub fn decision_id(&self) -> Box<str> {
         format!("{}-{:032x}", self.settings.replica, rand::random::<u128>()).into()
     }
 }
@@ -332,6 +334,7 @@ fn ask<'a>(
         max_tokens: request.max_tokens,
         answers: request.n,
         subset: None,
+        only_if_cached: false,
         wanted: routed.pool.traffic.attempts.map_or(RANKED, |attempts| attempts as usize + 1),
         seed,
         detail,

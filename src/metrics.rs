@@ -81,8 +81,6 @@ pub struct PoolMetrics {
     pub served: ByStatus,
     /// Requests answered by the picker.
     pub refused: ByReason,
-    /// Settled requests by where their token counts came from.
-    pub usage: [AtomicU64; UsageSource::ALL.len()],
     /// Prompt tokens of settled requests.
     pub prompt_tokens: AtomicU64,
     /// Output tokens of settled requests.
@@ -100,7 +98,6 @@ impl Default for PoolMetrics {
         Self {
             served: ByStatus::default(),
             refused: ByReason::default(),
-            usage: Default::default(),
             prompt_tokens: AtomicU64::default(),
             output_tokens: AtomicU64::default(),
             cached_tokens: AtomicU64::default(),
@@ -179,6 +176,8 @@ pub struct Metrics {
     pub stages: [Histogram; Stage::ALL.len()],
     /// Refusals before a pool was known.
     pub refused: ByReason,
+    /// Settled requests by where their token counts came from.
+    pub usage: [AtomicU64; UsageSource::ALL.len()],
     /// Requests the picker answered itself with success (`GET /v1/models`).
     pub answered: AtomicU64,
     /// Request bytes held now.
@@ -200,6 +199,7 @@ impl Default for Metrics {
             decision: Histogram::new(FINE_BUCKETS),
             stages: std::array::from_fn(|_| Histogram::new(FINE_BUCKETS)),
             refused: ByReason::default(),
+            usage: Default::default(),
             answered: AtomicU64::default(),
             buffered_bytes: AtomicI64::default(),
             streams: AtomicI64::default(),

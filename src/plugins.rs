@@ -82,10 +82,10 @@ pub fn default_picker() -> NamedPicker {
 
 /// The built-in profile: `prefix-cache`, `outstanding-tokens` and `least-request`, equal weights.
 ///
-/// Its prompts are cut into 256 bytes, 64 tokens: four of an engine's usual blocks, at a quarter of the hashing. 512 blocks
-/// reach over the first 128 KB.
+/// Its prompts are cut into 512 bytes, about 128 tokens: what a match is worth changes little below that, and every block
+/// costs a few cache misses in the index. 256 blocks reach over the first 128 KB.
 pub fn default_parts() -> Vec<Part> {
-    let blocks = serde_json::json!({"blockSizeToHash": 256, "maxBlocksToMatch": 512});
+    let blocks = serde_json::json!({"blockSizeToHash": 512, "maxBlocksToMatch": 256});
     let scorers = [
         (&score_prefix_cache::KIND, blocks),
         (&score_outstanding_tokens::KIND, Value::Null),
@@ -144,6 +144,7 @@ pub(crate) mod testing {
             max_tokens: None,
             answers: 1,
             subset: None,
+            only_if_cached: false,
             wanted: 3,
             seed: 7,
             detail: 64,

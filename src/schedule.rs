@@ -45,6 +45,8 @@ pub struct Ask<'a> {
     pub subset: Option<&'a Subset>,
     /// Endpoints to rank: the choice and the alternatives for retries.
     pub wanted: usize,
+    /// Whether to refuse if the choice holds nothing of the prompt.
+    pub only_if_cached: bool,
     /// Seed of everything random in this cycle.
     pub seed: u64,
     /// Candidates to keep in the record.
@@ -94,13 +96,17 @@ impl Scheduler {
         let profile = self.rank(pipeline, &mut space, pool, ask)?;
         let chosen = space.candidates[space.ranked[0] as usize];
         let predicted_cached_tokens = ask.blocks.tokens(chosen.depth).min(ask.prompt_tokens);
+        if ask.only_if_cached && chosen.depth == 0 {
+            let why = "no endpoint that could take the request holds any of its prompt";
+            return Err(Refusal::new(Reason::NotCached, why));
+        }
         let uncached = ask.prompt_tokens - predicted_cached_tokens;
         let output =
             pool.memory.learned.expected_output(ask.max_tokens).saturating_mul(u64::from(ask.answers));
         let member = Arc::clone(&pool.members[chosen.member as usize]);
         let leg = Leg::book(Role::Serve, Arc::clone(pool), member, uncached, output);
         drop(cycle);
-        let record = record(&space, &profile, pool, ask, (uncached, output));
+        let record = record(&space, &profile, pool, ask, Some((uncached, output)));
         let ranked: SmallVec<[Arc<Endpoint>; 3]> =
             space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
         if let Some(index) = &pipeline.index {
@@ -121,7 +127,7 @@ impl Scheduler {
         let profile = self.rank(pipeline, &mut space, pool, ask)?;
         let chosen = space.candidates[space.ranked[0] as usize];
         let predicted_cached_tokens = ask.blocks.tokens(chosen.depth).min(ask.prompt_tokens);
-        Ok((record(&space, &profile, pool, ask, (0, 0)), predicted_cached_tokens))
+        Ok((record(&space, &profile, pool, ask, None), predicted_cached_tokens))
     }
 
     /// Fills `space.ranked` with at least one candidate.
@@ -174,7 +180,7 @@ fn record(
     profile: &Arc<Profile>,
     pool: &Pool,
     ask: &Ask<'_>,
-    reserved: (u64, u64),
+    reserved: Option<(u64, u64)>,
 ) -> LegRecord {
     let mut rows: Vec<CandidateRow> = Vec::with_capacity(ask.detail.min(pool.members.len()));
     space.rows(pool, profile, ask.detail, &mut rows);
@@ -185,7 +191,8 @@ fn record(
         complete: rows.len() == pool.members.len(),
         rows,
         picked: space.ranked.iter().map(|&at| Arc::clone(&space.endpoint(pool, at).destination)).collect(),
-        reserved_prefill: reserved.0,
-        reserved_decode: reserved.1,
+        reserved_requests: u32::from(reserved.is_some()),
+        reserved_prefill: reserved.map_or(0, |(prefill, _)| prefill),
+        reserved_decode: reserved.map_or(0, |(_, decode)| decode),
     }
 }

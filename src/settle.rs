@@ -75,8 +75,10 @@ pub struct Ledger {
     parked: Mutex<Parked>,
     /// Whether an access-log entry ever joined a decision.
     log_comes: AtomicBool,
-    /// Whether a stream ever outlived its request phase, which shows that Envoy keeps them open.
-    streams_stay: AtomicBool,
+    /// Whether trailers ever came, or a stream outlived what was last said on it: Envoy keeps streams open.
+    trailers_come: AtomicBool,
+    /// Whether Envoy shows response headers; then only after them can an early end be told from a client that left.
+    headers_come: AtomicBool,
     /// Whether any source of token usage ever spoke.
     usage_comes: AtomicBool,
     /// Streams that ended before any response, for `requests_total`.
@@ -145,7 +147,8 @@ impl Ledger {
             on_unknown_model,
             parked: Mutex::default(),
             log_comes: AtomicBool::new(false),
-            streams_stay: AtomicBool::new(false),
+            trailers_come: AtomicBool::new(false),
+            headers_come: AtomicBool::new(false),
             usage_comes: AtomicBool::new(false),
             aborted: AtomicU64::new(0),
         }
@@ -179,19 +182,29 @@ impl Ledger {
     /// The booking, if the stream ended before its response: only where Envoy closes streams at the response headers.
     /// Everywhere else the booking is released here.
     fn keep_booked(&self, closing: &mut Closing, now: Instant) -> Option<Leg> {
-        let leg = closing.leg.take();
+        let leg = closing.leg.take()?;
         let progress = &closing.progress;
-        let quiet_end = !closing.sees_response_body && !progress.complete && !progress.trailers;
-        let after_last_word =
-            progress.decided.map(|decided| now.duration_since(progress.last_word.unwrap_or(decided)));
-        if !quiet_end || after_last_word.is_none_or(|after| after > EARLY_END) {
-            self.streams_stay.store(true, Ordering::Relaxed);
+        if closing.sees_response_body {
+            return None;
+        }
+        if progress.complete {
+            self.trailers_come.fetch_or(progress.trailers, Ordering::Relaxed);
+            return None;
+        }
+        let after = now.duration_since(progress.last_word.or(progress.decided)?);
+        if progress.response_begun {
+            self.headers_come.store(true, Ordering::Relaxed);
+        } else if self.headers_come.load(Ordering::Relaxed) {
+            // Envoy shows response headers, and none came: the client left before them.
+            return None;
+        }
+        if after > EARLY_END {
+            self.trailers_come.store(true, Ordering::Relaxed);
             if self.metrics.set_degraded(Degraded::StreamEnd, false) {
                 tracing::info!("ext_proc streams stay open until the response ends");
             }
-            return None;
         }
-        if self.streams_stay.load(Ordering::Relaxed) {
+        if self.trailers_come.load(Ordering::Relaxed) {
             return None;
         }
         if self.metrics.set_degraded(Degraded::StreamEnd, true) {
@@ -200,7 +213,7 @@ impl Ledger {
                  set response_trailer_mode: SEND"
             );
         }
-        leg
+        Some(leg)
     }
 
     fn park(&self, closing: Closing, deadline: Instant, now: Instant) {
@@ -261,5 +274,5 @@ impl Ledger {
 fn predicted_end(closing: &Closing, now: Instant) -> Instant {
     let learned = &closing.pool.memory.learned;
     let decode = Duration::from_secs_f64(closing.expected_output as f64 * SECONDS_PER_TOKEN);
-    now + learned.expected_prefill(closing.uncached) + decode.min(Duration::from_mins(10))
+    now + (learned.expected_prefill(closing.uncached) + decode).min(Duration::from_mins(10))
 }

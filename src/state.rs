@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 pub use endpoint::Endpoint;
 pub use pool::{Member, Pool, PoolKind, PoolName};
-pub use reservation::Reservation;
 pub use signals::SignalKind;
 
 /// A name within a namespace, written `namespace/name`.

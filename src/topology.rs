@@ -66,9 +66,14 @@ struct Known {
 }
 
 impl Topology {
+    /// Forgets endpoints whose grace period is over.
+    pub fn prune(&mut self, now: Instant) {
+        self.retired.retain(|(since, _)| now.duration_since(*since) < GRACE);
+    }
+
     /// Makes the snapshot of `world`. Endpoints that changed identity are new; all others keep bookings, signals and health.
     pub fn apply(&mut self, mut world: World, now: Instant) -> Snapshot {
-        self.retired.retain(|(since, _)| now.duration_since(*since) < GRACE);
+        self.prune(now);
         for endpoint in &mut world.endpoints {
             if let Some(engine) =
                 world.pools.iter().filter(|pool| pool.selects(endpoint)).find_map(|pool| pool.engine)

@@ -54,7 +54,7 @@ impl Collector for Sources {
         endpoints(&mut encoder, &snapshot, self.staleness)?;
         missing(&mut encoder, &snapshot, &self.scraper)?;
         bookings(&mut encoder, &snapshot)?;
-        tokens(&mut encoder, &snapshot)?;
+        tokens(&mut encoder, &self.metrics, &snapshot)?;
         process(&mut encoder, &self.metrics)
     }
 }
@@ -233,12 +233,11 @@ fn bookings(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Re
     Ok(())
 }
 
-fn tokens(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+fn tokens(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics, snapshot: &Snapshot) -> fmt::Result {
     let help = "Settled requests by where their token counts came from";
     let mut family = Family::new(encoder, "usage", help, MetricType::Counter)?;
     for source in UsageSource::ALL {
-        let n = snapshot.pools.iter().map(|pool| get(&pool.memory.metrics.usage[source as usize])).sum();
-        family.counter([("source", source.name())], n)?;
+        family.counter([("source", source.name())], get(&metrics.usage[source as usize]))?;
     }
     let help = "Tokens of settled requests";
     let mut family = Family::new(encoder, "tokens", help, MetricType::Counter)?;

@@ -59,7 +59,7 @@ fn leg(leg: &LegRecord, record: &Record) -> Value {
         "candidates": leg.rows.iter().map(|row| candidate(leg, row)).collect::<Vec<_>>(),
         "picked": &leg.picked[..],
         "reserved": {
-            "requests": 1,
+            "requests": leg.reserved_requests,
             "prefill_tokens": leg.reserved_prefill,
             "decode_tokens": leg.reserved_decode,
         },

@@ -8,6 +8,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::App;
+use crate::metrics::Metrics;
 
 /// Health services whose answer follows readiness. The unnamed one and ext_proc's are what Envoy asks for.
 const READINESS: [&str; 4] =
@@ -43,6 +44,7 @@ impl App {
             self.admin.shared.drain_over.cancel();
             let _ = timeout(LAST_WORDS, &mut grpc).await;
             grpc.abort();
+            streams_ended(&self.admin.shared.metrics).await;
         }
         self.stop.cancel();
         self.tasks.close();
@@ -50,4 +52,14 @@ impl App {
         self.admin.shared.ledger.settle_all();
         tracing::info!("stopped");
     }
+}
+
+/// Waits, not for ever, until every stream has noticed that it is over and has been handed to settlement.
+async fn streams_ended(metrics: &Metrics) {
+    let ended = async {
+        while metrics.streams.load(Ordering::Relaxed) > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let _ = timeout(LAST_WORDS, ended).await;
 }

@@ -18,7 +18,7 @@ use crate::metrics::Degraded;
 use crate::schedule::plugin::Kind;
 use crate::schedule::{Pipeline, Scheduler};
 use crate::settle::OnUnknownModel;
-use crate::topology::Topology;
+use crate::topology::{GRACE, Topology};
 
 /// The name under which problems of `--config-text` are reported.
 const CONFIG_TEXT: &str = "--config-text";
@@ -106,6 +106,15 @@ struct ResourceFeed {
 }
 
 impl ResourceFeed {
+    /// Drops cache knowledge of endpoints whose grace period is over.
+    fn forget_the_gone(&mut self, admin: &Admin) {
+        self.topology.prune(Instant::now());
+        if let Some(index) = &admin.shared.decider.scheduler.pipeline().index {
+            let live: std::collections::HashSet<u64> = self.topology.live_slots().collect();
+            index.retain(|slot| live.contains(&slot));
+        }
+    }
+
     fn reload(&mut self, admin: &Admin) -> Result<()> {
         let loaded = file::load(&self.dir)
             .map_err(|error| anyhow::anyhow!("--resources {}: {error}", self.dir.display()))?;
@@ -121,10 +130,7 @@ impl ResourceFeed {
         );
         self.scraper.follow(&snapshot.endpoints);
         admin.shared.decider.store.replace(snapshot);
-        if let Some(index) = &admin.shared.decider.scheduler.pipeline().index {
-            let live: std::collections::HashSet<u64> = self.topology.live_slots().collect();
-            index.retain(|slot| live.contains(&slot));
-        }
+        self.forget_the_gone(admin);
         let mut documents = admin.documents.write();
         documents.resources = lowered.dump;
         documents.resource_problems = lowered.problems;
@@ -133,8 +139,15 @@ impl ResourceFeed {
 }
 
 async fn follow_resources(mut feed: ResourceFeed, mut watch: Watch, admin: Arc<Admin>) {
+    let mut minute = tokio::time::interval(GRACE);
     loop {
-        watch.changed().await;
+        tokio::select! {
+            () = watch.changed() => {}
+            _ = minute.tick() => {
+                feed.forget_the_gone(&admin);
+                continue;
+            }
+        }
         if let Err(error) = feed.reload(&admin) {
             tracing::warn!("{error:#}; the last resources stay");
             admin.shared.metrics.set_degraded(Degraded::Resources, true);

@@ -20,12 +20,19 @@ pub enum Body {
 }
 
 /// Body bytes in the pieces they came in.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Chunks {
     /// The pieces.
     pub pieces: Vec<Vec<u8>>,
     /// Their bytes together.
     pub len: usize,
+}
+
+impl std::fmt::Debug for Chunks {
+    /// Prompts stay out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes in {} pieces", self.len, self.pieces.len())
+    }
 }
 
 impl Chunks {
@@ -34,11 +41,15 @@ impl Chunks {
         Self { len: bytes.len(), pieces: vec![bytes] }
     }
 
-    /// Appends a piece; an empty one is dropped.
+    /// Appends a piece; an empty one is dropped. Small pieces are joined: each one by itself would cost more memory than it
+    /// holds, without being counted.
     pub fn push(&mut self, bytes: Vec<u8>) {
-        if !bytes.is_empty() {
-            self.len += bytes.len();
-            self.pieces.push(bytes);
+        const SMALL: usize = 4 << 10;
+        self.len += bytes.len();
+        match self.pieces.last_mut() {
+            Some(last) if bytes.len() < SMALL && last.len() < SMALL => last.extend_from_slice(&bytes),
+            _ if bytes.is_empty() => {}
+            _ => self.pieces.push(bytes),
         }
     }
 
@@ -49,12 +60,18 @@ impl Chunks {
 }
 
 /// The text that was parsed.
-#[derive(Debug)]
 pub enum Text<'a> {
     /// The body itself.
     AsSent(Joined<'a>),
     /// The body, decompressed.
     Decoded(Vec<u8>),
+}
+
+impl std::fmt::Debug for Text<'_> {
+    /// Prompts stay out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.bytes().len())
+    }
 }
 
 impl Text<'_> {
@@ -161,7 +178,10 @@ mod tests {
         assert!(std::ptr::eq(&raw const *chunks.contiguous(), &raw const *chunks.pieces[0]));
         chunks.push(Vec::new());
         chunks.push(b"c".to_vec());
-        assert_eq!((&*chunks.contiguous(), chunks.len), (&b"abc"[..], 3));
+        assert_eq!((&*chunks.contiguous(), chunks.len, chunks.pieces.len()), (&b"abc"[..], 3, 1));
+        chunks.push(vec![b'x'; 9_000]);
+        chunks.push(b"d".to_vec());
+        assert_eq!((chunks.contiguous().len(), chunks.pieces.len()), (9_004, 3));
     }
 
     #[test]

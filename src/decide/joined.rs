@@ -13,7 +13,6 @@ thread_local! {
 }
 
 /// One slice: borrowed, or joined in the thread's buffer.
-#[derive(Debug)]
 pub struct Joined<'a> {
     borrowed: &'a [u8],
     /// Not empty if it is what counts.

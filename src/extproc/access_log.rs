@@ -7,7 +7,9 @@ use std::time::Duration;
 use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
 use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier;
 use envoy_types::pb::envoy::config::core::v3::{Address, Metadata};
-use envoy_types::pb::envoy::data::accesslog::v3::{AccessLogCommon, HttpAccessLogEntry, ResponseFlags};
+use envoy_types::pb::envoy::data::accesslog::v3::{
+    AccessLogCommon, AccessLogType, HttpAccessLogEntry, ResponseFlags,
+};
 use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogService;
 use envoy_types::pb::envoy::service::accesslog::v3::stream_access_logs_message::LogEntries;
 use envoy_types::pb::envoy::service::accesslog::v3::{StreamAccessLogsMessage, StreamAccessLogsResponse};
@@ -66,6 +68,11 @@ impl AccessLogService for AccessLog {
 /// The decision an entry names, and what it says; `None` for requests that no picker decided.
 fn read(entry: &HttpAccessLogEntry) -> Option<(&str, AccessLogFacts)> {
     let common = entry.common_properties.as_ref()?;
+    let kind = AccessLogType::try_from(common.access_log_type).unwrap_or(AccessLogType::NotSet);
+    // Entries in the middle of a request, or of single attempts, say nothing of its end.
+    if !matches!(kind, AccessLogType::NotSet | AccessLogType::DownstreamEnd) {
+        return None;
+    }
     let decision = decision(common.metadata.as_ref()?)?;
     let response = entry.response.as_ref();
     let details = response.map_or("", |r| r.response_code_details.as_str());

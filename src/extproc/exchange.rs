@@ -122,6 +122,11 @@ impl Exchange {
         self.modes.response != BodyMode::None
     }
 
+    /// `x-request-id`, while the request is not decided.
+    pub fn request_id(&self) -> &str {
+        self.head.get("x-request-id").unwrap_or_default()
+    }
+
     /// Takes one message.
     pub fn receive(&mut self, incoming: ProcessingRequest, now: Instant, out: &mut Outbox) -> Step {
         if self.phase == Phase::Start {
@@ -192,10 +197,7 @@ impl Exchange {
             return Step::Refuse(self.too_large());
         }
         if !self.held.grow(body.body.len()) {
-            let why = "too many request bodies are being received: try again shortly";
-            let refusal =
-                Refusal::new(Reason::Overloaded, why).retry_after(std::time::Duration::from_secs(1));
-            return Step::Refuse(refusal);
+            return Step::Refuse(overloaded());
         }
         self.body.push(body.body);
         match self.modes.request {
@@ -258,8 +260,21 @@ impl Exchange {
         Refusal::new(Reason::BodyTooLarge, why)
     }
 
-    /// The decision: an endpoint serves the request. Takes the body and its edits out of `served`.
-    pub fn serve(&mut self, served: &mut Served, record: &Record, now: Instant, out: &mut Outbox) {
+    /// The decision: an endpoint serves the request. Takes the body and its edits out of `served`. Refused if a body that
+    /// had to be decoded does not fit beside all others.
+    pub fn serve(
+        &mut self,
+        served: &mut Served,
+        record: &Record,
+        now: Instant,
+        out: &mut Outbox,
+    ) -> Result<(), Refusal> {
+        if served.decoded
+            && let Body::Whole(chunks) = &served.body
+            && !self.held.grow(chunks.len)
+        {
+            return Err(overloaded());
+        }
         let metadata = reply::metadata(served, record);
         let body = std::mem::replace(&mut served.body, Body::Absent);
         let edits = std::mem::take(&mut served.edits);
@@ -283,6 +298,7 @@ impl Exchange {
         self.withhold_usage = served.withhold_usage;
         self.progress.decided = Some(now);
         self.phase = Phase::Responding;
+        Ok(())
     }
 
     /// The body in full duplex: exactly one piece marks the end, unless trailers do.
@@ -337,7 +353,9 @@ impl Exchange {
         self.progress.response_begun = true;
         self.progress.complete |= headers.end_of_stream;
         if was_unanswered {
+            // Envoy answers in our place; the body of its answer still passes through us where bodies do.
             self.finish();
+            self.phase = Phase::Responding;
             return Step::Abandon;
         }
         self.phase = Phase::Responding;
@@ -441,6 +459,11 @@ impl Exchange {
             last.dynamic_metadata = Some(reply::output_tokens(usage.completion));
         }
     }
+}
+
+fn overloaded() -> Refusal {
+    let why = "too many request bodies are being received: try again shortly";
+    Refusal::new(Reason::Overloaded, why).retry_after(std::time::Duration::from_secs(1))
 }
 
 /// The length to announce, if the body changes and the client announced one: none came, none goes out. A body cut off is

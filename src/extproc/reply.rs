@@ -93,7 +93,7 @@ pub fn metadata(served: &Served, record: &Record) -> Struct {
         lb.insert((*key).to_owned(), string(endpoint.destination.to_string()));
     }
     let mut own = HashMap::with_capacity(4);
-    own.insert("model".to_owned(), string(served.model.to_string()));
+    own.insert("model".to_owned(), string(record.model.to_string()));
     if let Some(target) = &record.target_model {
         own.insert("target_model".to_owned(), string(target.to_string()));
     }

@@ -86,6 +86,8 @@ enum Event {
     Decided(Box<Decided>),
     Timer(Timer),
     DrainOver,
+    /// Envoy reset the stream, or sent a message that cannot be taken.
+    Failed(Status),
     End,
 }
 
@@ -114,6 +116,7 @@ impl Driver {
     async fn next(&mut self) -> Option<ProcessingResponse> {
         loop {
             if let Some(reply) = self.outbox.pop_front() {
+                self.exchange.progress.last_word = Some(Instant::now());
                 return Some(reply);
             }
             self.exchange.sent();
@@ -128,22 +131,23 @@ impl Driver {
                 }
                 Event::Timer(timer) => self.timeout(timer),
                 Event::DrainOver => self.drain_over(),
+                Event::Failed(status) => self.failed(&status),
                 Event::End => self.ended = true,
             }
         }
     }
 
     async fn event(&mut self) -> Event {
-        let unanswered = self.exchange.is_unanswered();
         tokio::select! {
             biased;
             message = self.incoming.next() => match message {
                 Some(Ok(message)) => Event::Message(Box::new(message)),
-                Some(Err(_)) | None => Event::End,
+                Some(Err(status)) => Event::Failed(status),
+                None => Event::End,
             },
             decided = poll_option(self.deciding.as_mut()) => Event::Decided(Box::new(decided)),
             timer = poll_timer(&mut self.timer) => Event::Timer(timer),
-            () = self.shared.drain_over.cancelled(), if unanswered => Event::DrainOver,
+            () = self.shared.drain_over.cancelled() => Event::DrainOver,
         }
     }
 
@@ -204,7 +208,10 @@ impl Driver {
 
     fn serve(&mut self, mut served: Box<Served>, mut record: Box<Record>) {
         let now = Instant::now();
-        self.exchange.serve(&mut served, &record, now, &mut self.outbox);
+        if let Err(refusal) = self.exchange.serve(&mut served, &record, now, &mut self.outbox) {
+            self.exchange.refuse(&refusal, &mut self.outbox);
+            return self.shared.ledger.refused(record, Some(&served.leg.pool), &refusal);
+        }
         record.stages.decision = now.duration_since(self.complete);
         self.shared.metrics.decision.observe(record.stages.decision.as_secs_f64());
         served.leg.member.picks.fetch_add(1, Ordering::Relaxed);
@@ -232,7 +239,23 @@ impl Driver {
         self.refuse_early(&refusal);
     }
 
+    /// A message larger than any body may be is a body that is too large; whatever else fails ends the stream.
+    fn failed(&mut self, status: &Status) {
+        if self.exchange.is_unanswered() && status.code() == tonic::Code::OutOfRange {
+            let limit = self.shared.decider.settings.max_body;
+            return self.refuse_early(&Refusal::new(
+                Reason::BodyTooLarge,
+                format!("the request body is larger than {limit} bytes"),
+            ));
+        }
+        self.ended = true;
+    }
+
     fn drain_over(&mut self) {
+        if !self.exchange.is_unanswered() {
+            self.ended = true;
+            return;
+        }
         let refusal = Refusal::new(Reason::ShuttingDown, "the picker is shutting down");
         self.refuse_early(&refusal.retry_after(Duration::from_secs(1)));
     }
@@ -241,8 +264,9 @@ impl Driver {
     fn refuse_early(&mut self, refusal: &Refusal) {
         self.timer = None;
         self.deciding = None;
+        let mut record =
+            Box::new(Record::begin(self.shared.decider.decision_id(), self.exchange.request_id()));
         self.exchange.refuse(refusal, &mut self.outbox);
-        let mut record = Box::new(Record::begin("".into(), ""));
         record.stages.total = self.started.elapsed();
         self.shared.ledger.refused(record, None, refusal);
     }
@@ -280,11 +304,12 @@ impl Driver {
         self.serving.as_ref().map_or("", |serving| &serving.record.request_id)
     }
 
+    /// The answer to a request on which we failed; its booking is released and it is counted once, as refused.
     fn after_panic(&mut self) -> ProcessingResponse {
-        self.outbox.clear();
+        self.serving = None;
         let refusal = Refusal::new(Reason::Internal, "the picker failed on this request");
-        self.shared.metrics.refused.add(refusal.reason);
-        super::reply::refused(&refusal)
+        self.refuse_early(&refusal);
+        self.outbox.pop_front().unwrap_or_else(|| super::reply::refused(&refusal))
     }
 }
 

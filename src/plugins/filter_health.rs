@@ -8,7 +8,7 @@ use crate::schedule::{Candidate, Cycle};
 use crate::state::health::State;
 
 /// Leaves out endpoints that are down (two refused connections), starting while another is up, asleep, draining (`drain`,
-/// or three 500/502 in a row), full (a 503 within the last second), or wedged (requests open, token counters flat) while
+/// or three 500/502 in a row, with one probe request after each 10 s), full (a 503 within the last second), or wedged (requests open, token counters flat) while
 /// a probe request is under way. If that would leave nobody it is ignored and counted: a wrong belief about health must
 /// not turn a slow pool into a dead one. Runs before every profile, listed or not.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -37,10 +37,10 @@ impl Filter for Health {
                 State::Starting => Some("starting"),
                 State::Down => Some("down"),
                 State::Asleep => Some("asleep"),
-                State::Draining => Some("draining"),
+                State::Draining if !health.may_be_probed(cx.now) => Some("draining"),
                 State::Up if health.is_full(cx.now) => Some("full"),
-                State::Up if health.is_wedged() && health.is_probing() => Some("wedged"),
-                State::Up => None,
+                State::Up if health.is_wedged() && !health.may_be_probed(cx.now) => Some("wedged"),
+                State::Draining | State::Up => None,
             };
         }
     }

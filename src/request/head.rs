@@ -1,7 +1,7 @@
 //! The headers of a request, as far as a decision looks at them.
 
 /// Request headers with lower-case names, in the order they came.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Head {
     headers: Vec<(String, String)>,
 }
@@ -49,6 +49,13 @@ pub const MODEL_REWRITE: &str = "x-llm-d-model-name-rewrite";
 const MODEL_REWRITE_ALIAS: &str = "x-gateway-model-name-rewrite";
 const OWN_PREFIX: &str = "x-pilotfish-";
 
+impl std::fmt::Debug for Head {
+    /// Names only: values hold credentials.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.headers.iter().map(|(name, _)| name)).finish()
+    }
+}
+
 impl Head {
     /// Takes names and values; names are lowered.
     pub fn new(headers: impl IntoIterator<Item = (String, String)>) -> Self {
@@ -84,6 +91,12 @@ impl Head {
     pub fn model_rewrite(&self) -> Option<&str> {
         let found = self.get(MODEL_REWRITE).or_else(|| self.get(MODEL_REWRITE_ALIAS));
         found.filter(|name| !name.trim().is_empty())
+    }
+
+    /// Whether the client wants an answer only from an endpoint that holds some of its prompt (`prefer: if-available`).
+    pub fn only_if_cached(&self) -> bool {
+        self.get("prefer")
+            .is_some_and(|value| value.split(',').any(|one| one.trim().eq_ignore_ascii_case("if-available")))
     }
 
     /// Headers present that must not reach the engine.

@@ -152,6 +152,16 @@ impl Reader {
             names("ModelServer", &self.servers),
             names("InferencePool", &self.inference_pools),
         ];
+        for server in &self.servers {
+            if let Some(pool) = self.inference_pools.iter().find(|pool| pool.name == server.name) {
+                let place = pool.place(&["metadata", "name"]);
+                let advice = Some(
+                    "rename one: both are pools, and metrics name pools by namespace and name".to_owned(),
+                );
+                let why = format!("InferencePool {} has the name of a ModelServer", pool.name);
+                self.problems[pool.file].error(place, why, advice);
+            }
+        }
         let mut seen = std::collections::HashSet::new();
         for (kind, name, file, place) in all.into_iter().flatten() {
             if !seen.insert((kind, name.clone())) {
@@ -194,6 +204,16 @@ impl Reader {
                 if value.is_some() {
                     let place = document.place(&["spec", member]);
                     problems.warning(place, format!("{member} has no effect in this version"), None);
+                }
+            }
+            for key in document.metadata.annotations.keys().filter(|key| key.starts_with("pilotfish.dev/")) {
+                if key != "pilotfish.dev/drain" {
+                    let place = document.place(&["metadata", "annotations", key]);
+                    problems.warning(
+                        place,
+                        format!("the annotation {key} has no effect in this version"),
+                        None,
+                    );
                 }
             }
             let drain = document.metadata.annotations.get("pilotfish.dev/drain").is_some_and(|v| v == "true");

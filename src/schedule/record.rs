@@ -46,6 +46,8 @@ pub struct LegRecord {
     pub rows: Vec<CandidateRow>,
     /// `ip:port`, best first.
     pub picked: SmallVec<[Arc<str>; 3]>,
+    /// Requests booked: none where a decision is only explained.
+    pub reserved_requests: u32,
     /// Prompt tokens booked as prefill.
     pub reserved_prefill: u64,
     /// Output tokens booked as decode.

@@ -24,8 +24,9 @@ impl Ledger {
         let served_at = progress.served.or(facts.and_then(|f| f.served));
         let attempts = progress.attempts.max(facts.map_or(0, |f| f.attempts));
         let member = served_at.and_then(|address| closing.pool.member_at(address)).cloned();
-        let member = member.or_else(|| chosen(&closing, attempts));
-        let outcome = outcome(progress, facts, status);
+        // An address outside the pool (Envoy's fallback) is nobody's credit.
+        let member = member.or_else(|| served_at.is_none().then(|| chosen(&closing, attempts)).flatten());
+        let outcome = outcome(progress, facts, status, from_upstream);
 
         let counted = &closing.pool.memory.metrics;
         if outcome == Outcome::Aborted {
@@ -55,7 +56,8 @@ impl Ledger {
         let usage = settle_usage(&closing, facts, outcome, status);
         if let Some((usage, source)) = usage {
             self.note_source(source);
-            count_usage(counted, member.as_ref().map(|m| &*m.endpoint), usage, source);
+            self.metrics.usage[source as usize].fetch_add(1, Ordering::Relaxed);
+            count_usage(counted, member.as_ref().map(|m| &*m.endpoint), usage);
             learn_output(&closing, facts, usage, source, outcome);
         }
 
@@ -100,7 +102,16 @@ fn chosen(closing: &Closing, attempts: u32) -> Option<Arc<Member>> {
     closing.pool.member_at(closing.ranked.get(at)?.address).cloned()
 }
 
-fn outcome(progress: &Progress, facts: Option<&AccessLogFacts>, status: u16) -> Outcome {
+fn outcome(
+    progress: &Progress,
+    facts: Option<&AccessLogFacts>,
+    status: u16,
+    from_upstream: Option<bool>,
+) -> Outcome {
+    // Envoy's own answer in an engine's place has a body, too; nothing broke that had begun.
+    if from_upstream == Some(false) && status >= 500 {
+        return Outcome::Failed;
+    }
     let failed = status >= 500 || progress.saw_error;
     if let Some((facts, cause)) = facts.and_then(|f| Some((f, f.broken?)))
         && !progress.complete
@@ -145,14 +156,14 @@ fn learn_health(
 ) {
     for endpoint in closing.ranked.iter().take((attempts as usize).saturating_sub(1)) {
         if served.is_none_or(|served| served.endpoint.slot != endpoint.slot) {
-            refused(endpoint);
+            missed(endpoint);
         }
     }
     let Some(served) = served else { return };
     match from_upstream {
         Some(false) if status == 503 && outcome == Outcome::Failed => {
             // Envoy's own 503: it reached nobody it tried.
-            refused(&served.endpoint);
+            missed(&served.endpoint);
         }
         Some(false) => {}
         // The status of a response that broke is from its beginning; it says nothing of the engine now.
@@ -162,8 +173,8 @@ fn learn_health(
     }
 }
 
-fn refused(endpoint: &Endpoint) {
-    if endpoint.health.refused() {
+fn missed(endpoint: &Endpoint) {
+    if endpoint.health.missed(Millis::now()) {
         tracing::info!(endpoint = &*endpoint.destination, name = %endpoint.name, "endpoint is down: requests fail there");
     }
 }
@@ -214,8 +225,7 @@ fn settle_usage(
     Some((Usage { prompt: closing.record.prompt_tokens, completion, cached: None }, UsageSource::Estimate))
 }
 
-fn count_usage(counted: &PoolMetrics, endpoint: Option<&Endpoint>, usage: Usage, source: UsageSource) {
-    counted.usage[source as usize].fetch_add(1, Ordering::Relaxed);
+fn count_usage(counted: &PoolMetrics, endpoint: Option<&Endpoint>, usage: Usage) {
     counted.prompt_tokens.fetch_add(usage.prompt, Ordering::Relaxed);
     counted.output_tokens.fetch_add(usage.completion, Ordering::Relaxed);
     if let Some(cached) = usage.cached {
@@ -273,6 +283,6 @@ mod tests {
         let progress = Progress { response_begun, ..Progress::default() };
         let facts =
             AccessLogFacts { status, response_bytes, broken: Some(cause), ..AccessLogFacts::default() };
-        assert_eq!(outcome(&progress, Some(&facts), status), expected);
+        assert_eq!(outcome(&progress, Some(&facts), status, None), expected);
     }
 }

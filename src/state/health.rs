@@ -12,6 +12,10 @@ use super::signals::Millis;
 const REFUSALS_UNTIL_DOWN: u8 = 2;
 /// Answers 500 or 502 in a row after which an endpoint counts as draining: vLLM answers so during its own drain.
 const FAILURES_UNTIL_DRAINING: u8 = 3;
+/// How long after its last 500 or 502 a failing endpoint is given one request to show that it is well again.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+/// How long a connection taken shows that the port still takes them: ten scrapes.
+const HEARD_LATELY: Duration = Duration::from_secs(2);
 /// How long a 503 keeps an endpoint full: vLLM's admission overflow clears within scheduler steps.
 const FULL_FOR: Duration = Duration::from_secs(1);
 
@@ -50,8 +54,10 @@ impl State {
 #[derive(Debug, Default)]
 pub struct Health {
     accepted: AtomicBool,
+    accepted_at: AtomicU64,
     refused: AtomicU8,
     failed: AtomicU8,
+    failed_at: AtomicU64,
     asleep: AtomicBool,
     drain: AtomicBool,
     wedged: AtomicBool,
@@ -62,9 +68,7 @@ pub struct Health {
 impl Health {
     /// The state now.
     pub fn state(&self) -> State {
-        if self.drain.load(Ordering::Relaxed)
-            || self.failed.load(Ordering::Relaxed) >= FAILURES_UNTIL_DRAINING
-        {
+        if self.drain.load(Ordering::Relaxed) {
             State::Draining
         } else if self.refused.load(Ordering::Relaxed) >= REFUSALS_UNTIL_DOWN {
             if self.accepted.load(Ordering::Relaxed) { State::Down } else { State::Starting }
@@ -72,6 +76,8 @@ impl Health {
             State::Starting
         } else if self.asleep.load(Ordering::Relaxed) {
             State::Asleep
+        } else if self.failed.load(Ordering::Relaxed) >= FAILURES_UNTIL_DRAINING {
+            State::Draining
         } else {
             State::Up
         }
@@ -87,9 +93,22 @@ impl Health {
         self.wedged.load(Ordering::Relaxed)
     }
 
-    /// Takes the one probe that a wedged endpoint gets at a time; false if another request holds it.
+    /// Whether a request to it is a probe: it is wedged, or has failed three times in a row.
+    fn is_on_probation(&self) -> bool {
+        self.is_wedged() || self.failed.load(Ordering::Relaxed) >= FAILURES_UNTIL_DRAINING
+    }
+
+    /// Whether one request may show that it is well again: none is under way, it is not the operator's wish that none
+    /// come, and if it failed, that was a while ago.
+    pub fn may_be_probed(&self, now: Millis) -> bool {
+        let failed = self.failed.load(Ordering::Relaxed) >= FAILURES_UNTIL_DRAINING;
+        let rested = now.since(Millis(self.failed_at.load(Ordering::Relaxed))) >= PROBE_AFTER;
+        !self.drain.load(Ordering::Relaxed) && !self.is_probing() && !self.is_full(now) && (!failed || rested)
+    }
+
+    /// A request is booked here: true if it is the one probe, which then must be given back.
     pub fn begin_probe(&self) -> bool {
-        !self.probing.swap(true, Ordering::AcqRel)
+        self.is_on_probation() && !self.probing.swap(true, Ordering::AcqRel)
     }
 
     /// Gives the probe back.
@@ -105,6 +124,7 @@ impl Health {
     /// The port took a connection: whatever the answer, something listens.
     pub fn accepted(&self) {
         self.accepted.store(true, Ordering::Relaxed);
+        self.accepted_at.store(Millis::now().0, Ordering::Relaxed);
         self.refused.store(0, Ordering::Relaxed);
     }
 
@@ -119,12 +139,22 @@ impl Health {
         self.accepted();
         match status {
             500 | 502 => {
+                self.failed_at.store(now.0, Ordering::Relaxed);
                 saturating_increment(&self.failed);
             }
             503 => self.full_until.store(now.plus(FULL_FOR).0, Ordering::Relaxed),
             200..=399 => self.failed.store(0, Ordering::Relaxed),
             _ => {}
         }
+    }
+
+    /// An attempt of Envoy's did not succeed here, and it does not tell why: overload, a reset, a refusal. Avoided for a
+    /// second. It counts as a refusal only if nothing has shown for a while that the port takes connections: scrapes know
+    /// better. True if this made the endpoint go down.
+    pub fn missed(&self, now: Millis) -> bool {
+        self.full_until.store(now.plus(FULL_FOR).0, Ordering::Relaxed);
+        let heard = Millis(self.accepted_at.load(Ordering::Relaxed));
+        now.since(heard) > HEARD_LATELY && self.refused()
     }
 
     /// Sets whether the engine sleeps.
@@ -197,9 +227,48 @@ mod tests {
     #[test]
     fn one_probe_at_a_time() {
         let health = Health::default();
-        assert!(health.begin_probe());
-        assert!(!health.begin_probe());
+        assert!(!health.begin_probe(), "a well endpoint needs none");
+        health.set_wedged(true);
+        assert!(health.may_be_probed(Millis(1)) && health.begin_probe());
+        assert!(!health.may_be_probed(Millis(1)) && !health.begin_probe());
         health.end_probe();
         assert!(health.begin_probe());
+    }
+
+    #[test]
+    fn attempts_that_fail_mean_down_only_where_no_scrape_knows_better() {
+        let health = Health::default();
+        health.accepted();
+        let now = Millis::now();
+        for _ in 0..10 {
+            assert!(!health.missed(now));
+        }
+        assert_eq!(health.state(), State::Up);
+        assert!(health.is_full(now));
+        let later = now.plus(Duration::from_secs(3));
+        assert!(!health.missed(later) && health.missed(later));
+        assert_eq!(health.state(), State::Down);
+    }
+
+    #[test]
+    fn a_failing_endpoint_is_tried_again_after_a_while_but_not_one_that_the_operator_drains() {
+        let health = Health::default();
+        for _ in 0..3 {
+            health.answered(500, Millis(1_000));
+        }
+        assert!(!health.may_be_probed(Millis(10_999)));
+        assert!(health.may_be_probed(Millis(11_000)));
+        health.set_drain(true);
+        assert!(!health.may_be_probed(Millis(11_000)));
+        health.set_drain(false);
+        health.refused();
+        health.refused();
+        assert_eq!(
+            health.state(),
+            State::Down,
+            "an engine that drained and exited is down, not to be probed"
+        );
+        health.answered(200, Millis(11_001));
+        assert_eq!(health.state(), State::Up);
     }
 }

@@ -1,13 +1,11 @@
 //! The load booked on an endpoint at the moment of the pick, given back exactly once however the request ends.
 //!
-//! A reservation is a set of legs. A leg books one request and its tokens on one endpoint; its prompt tokens count as
+//! A reservation is made of legs, released singly. A leg books one request and its tokens on one endpoint; its prompt tokens count as
 //! prefill until the engine has shown its first token and as decode from then on. Dropping a leg releases it, so a
 //! panic, a cancelled stream and a normal end need no code of their own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-
-use smallvec::SmallVec;
 
 use super::endpoint::Booked;
 use super::pool::{Member, Pool};
@@ -45,6 +43,8 @@ pub struct Leg {
     pub member: Arc<Member>,
     prefill_tokens: i64,
     decode_tokens: i64,
+    /// The endpoint that this request probes.
+    probes: Option<Arc<Member>>,
 }
 
 impl Leg {
@@ -56,7 +56,9 @@ impl Leg {
         prefill_tokens: u64,
         decode_tokens: u64,
     ) -> Self {
+        let probes = member.endpoint.health.begin_probe().then(|| Arc::clone(&member));
         let leg = Self {
+            probes,
             role,
             pool,
             member,
@@ -101,6 +103,9 @@ impl Leg {
 
 impl Drop for Leg {
     fn drop(&mut self) {
+        if let Some(probed) = &self.probes {
+            probed.endpoint.health.end_probe();
+        }
         self.change(-1, -self.prefill_tokens, -self.decode_tokens);
     }
 }
@@ -109,25 +114,6 @@ impl Drop for Leg {
 fn clamp(tokens: u64) -> i64 {
     const MOST: u64 = 1 << 32;
     tokens.min(MOST) as i64
-}
-
-/// All that one request has booked.
-#[derive(Debug, Default)]
-pub struct Reservation {
-    /// Open legs.
-    pub legs: SmallVec<[Leg; 1]>,
-}
-
-impl Reservation {
-    /// A reservation of one leg.
-    pub fn of(leg: Leg) -> Self {
-        Self { legs: smallvec::smallvec![leg] }
-    }
-
-    /// The first body byte has come, or the predicted prefill time has passed.
-    pub fn prefill_done(&mut self) {
-        self.legs.iter_mut().for_each(Leg::prefill_done);
-    }
 }
 
 #[cfg(test)]
@@ -161,6 +147,19 @@ pub(crate) mod tests {
         drop(leg);
         assert_eq!(member.booked.read(), (0, 0, 0));
         assert_eq!(member.endpoint.booked.read(), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_wedged_endpoint_gets_one_request_at_a_time() {
+        let pool = pool_of(&[endpoint("a", "10.0.0.1:1")]);
+        let health = &pool.members[0].endpoint.health;
+        health.set_wedged(true);
+        let book = || Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(&pool.members[0]), 1, 1);
+        let (probe, other) = (book(), book());
+        drop(other);
+        assert!(health.is_probing(), "only the probe itself ends it");
+        drop(probe);
+        assert!(!health.is_probing());
     }
 
     proptest! {
