@@ -1,6 +1,6 @@
 //! Turns what feeds describe into the snapshot that requests read, keeping every endpoint and pool that is still itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,16 +83,17 @@ impl Topology {
         }
         let mut previous = std::mem::take(&mut self.endpoints);
         for spec in &world.endpoints {
-            let kept = previous
-                .remove(&spec.name)
-                .filter(|endpoint| endpoint.is(spec))
-                .or_else(|| self.revive(spec));
-            let endpoint = kept.unwrap_or_else(|| Arc::new(Endpoint::new(spec.clone())));
+            let endpoint = match self.known(&mut previous, spec, now) {
+                None => Arc::new(Endpoint::new(spec.clone())),
+                Some(known) if known.is_unchanged(spec) => known,
+                Some(known) => Arc::new(known.changed(spec.clone())),
+            };
             endpoint.health.set_drain(spec.drain);
             self.endpoints.insert(spec.name.clone(), endpoint);
         }
         self.retired.extend(previous.into_values().map(|endpoint| (now, endpoint)));
 
+        let live: HashSet<u64> = self.live_slots().collect();
         let mut known = std::mem::take(&mut self.pools);
         let pools = world.pools.iter().map(|spec| {
             let mut before = known.remove(&spec.name).unwrap_or_default();
@@ -103,14 +104,17 @@ impl Topology {
                 .iter()
                 .map(|endpoint| {
                     let endpoint = Arc::clone(&self.endpoints[&endpoint.name]);
-                    let member = before.members.remove(&endpoint.slot);
-                    member.unwrap_or_else(|| Arc::new(Member::new(endpoint)))
+                    match before.members.remove(&endpoint.slot) {
+                        None => Arc::new(Member::new(endpoint)),
+                        Some(member) if Arc::ptr_eq(&member.endpoint, &endpoint) => member,
+                        Some(member) => Arc::new(member.with(endpoint)),
+                    }
                 })
                 .collect();
-            let kept = Known {
-                memory: Arc::clone(&before.memory),
-                members: members.iter().map(|m| (m.endpoint.slot, Arc::clone(m))).collect(),
-            };
+            // Members that left may come back within their endpoint's grace period, with requests still open.
+            before.members.retain(|slot, _| live.contains(slot));
+            before.members.extend(members.iter().map(|m| (m.endpoint.slot, Arc::clone(m))));
+            let kept = Known { memory: Arc::clone(&before.memory), members: before.members };
             self.pools.insert(spec.name.clone(), kept);
             let model = spec.model.as_deref().map(Arc::from);
             Arc::new(Pool::new(spec.name.clone(), model, members, spec.traffic, before.memory))
@@ -129,8 +133,19 @@ impl Topology {
             .map(|endpoint| endpoint.slot)
     }
 
-    /// An endpoint that vanished within its grace period and is described again.
-    fn revive(&mut self, spec: &EndpointSpec) -> Option<Arc<Endpoint>> {
+    /// The endpoint that `spec` describes, if it is there or vanished within its grace period. One of its name that is
+    /// another is retired.
+    fn known(
+        &mut self,
+        previous: &mut AHashMap<ObjectName, Arc<Endpoint>>,
+        spec: &EndpointSpec,
+        now: Instant,
+    ) -> Option<Arc<Endpoint>> {
+        match previous.remove(&spec.name) {
+            Some(endpoint) if endpoint.is(spec) => return Some(endpoint),
+            Some(other) => self.retired.push((now, other)),
+            None => {}
+        }
         let at = self.retired.iter().position(|(_, endpoint)| endpoint.is(spec))?;
         Some(self.retired.swap_remove(at).1)
     }
@@ -184,6 +199,26 @@ mod tests {
         let moved = topology.apply(world(vec![endpoint("a", "10.0.0.2:80", "x")], vec![]), Instant::now());
         assert_ne!(moved.endpoints[0].slot, member.endpoint.slot);
         assert_eq!(moved.endpoints[0].booked.read().0, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_label_or_weight_forgets_nothing_and_a_move_can_be_taken_back() {
+        let mut topology = Topology::default();
+        let pools = || vec![pool("p", "x")];
+        let first = topology.apply(world(vec![endpoint("a", "10.0.0.1:80", "x")], pools()), Instant::now());
+        let member = Arc::clone(&first.pools[0].members[0]);
+        let _leg = Leg::book(Role::Serve, Arc::clone(&first.pools[0]), Arc::clone(&member), 10, 1);
+        let mut heavier = endpoint("a", "10.0.0.1:80", "x");
+        heavier.weight = 3.0;
+        heavier.labels.insert("tier".to_owned(), "gold".to_owned());
+        let again = topology.apply(world(vec![heavier.clone()], pools()), Instant::now());
+        let same = &again.pools[0].members[0];
+        assert_eq!((same.endpoint.slot, same.endpoint.weight), (member.endpoint.slot, 3.0));
+        assert_eq!((same.booked.read().0, same.endpoint.booked.read().0), (1, 1));
+        topology.apply(world(vec![endpoint("a", "10.0.0.9:80", "x")], pools()), Instant::now());
+        let back = topology.apply(world(vec![heavier], pools()), Instant::now());
+        assert_eq!(back.endpoints[0].slot, member.endpoint.slot);
+        assert_eq!(back.pools[0].members[0].booked.read().0, 1);
     }
 
     #[tokio::test(start_paused = true)]

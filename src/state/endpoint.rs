@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -71,6 +72,25 @@ impl EngineKind {
     }
 }
 
+/// What is known and booked of an endpoint. It outlives changes of what its document says beside name and address.
+#[derive(Debug, Default)]
+pub struct Live {
+    /// Bookings of this picker.
+    pub booked: Booked,
+    /// What the engine reports.
+    pub signals: Signals,
+    /// Whether it can take requests.
+    pub health: Health,
+    /// Served model names, `None` until the engine listed them once.
+    pub adapters: ArcSwapOption<Adapters>,
+    /// Adapters at work, `None` where the engine does not say.
+    pub active_adapters: ArcSwapOption<ActiveAdapters>,
+    /// Prompt tokens predicted as cached by picks, and reported as cached by engines.
+    pub predicted_cached_tokens: AtomicU64,
+    /// See `predicted_cached_tokens`.
+    pub reported_cached_tokens: AtomicU64,
+}
+
 /// One inference endpoint. Shared by every snapshot and every request that knows it.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -88,20 +108,15 @@ pub struct Endpoint {
     pub labels: BTreeMap<String, String>,
     /// Engine dialect.
     pub engine: EngineKind,
-    /// Bookings of this picker.
-    pub booked: Booked,
-    /// What the engine reports.
-    pub signals: Signals,
-    /// Whether it can take requests.
-    pub health: Health,
-    /// Served model names, `None` until the engine listed them once.
-    pub adapters: ArcSwapOption<Adapters>,
-    /// Adapters at work, `None` where the engine does not say.
-    pub active_adapters: ArcSwapOption<ActiveAdapters>,
-    /// Prompt tokens predicted as cached by picks, and reported as cached by engines.
-    pub predicted_cached_tokens: AtomicU64,
-    /// See `predicted_cached_tokens`.
-    pub reported_cached_tokens: AtomicU64,
+    live: Arc<Live>,
+}
+
+impl Deref for Endpoint {
+    type Target = Live;
+
+    fn deref(&self) -> &Live {
+        &self.live
+    }
 }
 
 /// What an [`Endpoint`] is made from.
@@ -125,23 +140,25 @@ impl Endpoint {
     /// A fresh endpoint: nothing booked, everything unknown.
     pub fn new(spec: EndpointSpec) -> Self {
         static NEXT_SLOT: AtomicU64 = AtomicU64::new(1);
-        let health = Health::default();
-        health.set_drain(spec.drain);
+        Self::described(spec, NEXT_SLOT.fetch_add(1, Ordering::Relaxed), Arc::default())
+    }
+
+    /// The same endpoint under a changed description.
+    pub fn changed(&self, spec: EndpointSpec) -> Self {
+        Self::described(spec, self.slot, Arc::clone(&self.live))
+    }
+
+    fn described(spec: EndpointSpec, slot: u64, live: Arc<Live>) -> Self {
+        live.health.set_drain(spec.drain);
         Self {
             name: spec.name,
-            slot: NEXT_SLOT.fetch_add(1, Ordering::Relaxed),
+            slot,
             destination: spec.address.to_string().into(),
             address: spec.address,
             weight: spec.weight,
             labels: spec.labels,
             engine: spec.engine,
-            booked: Booked::default(),
-            signals: Signals::default(),
-            health,
-            adapters: ArcSwapOption::empty(),
-            active_adapters: ArcSwapOption::empty(),
-            predicted_cached_tokens: AtomicU64::new(0),
-            reported_cached_tokens: AtomicU64::new(0),
+            live,
         }
     }
 
@@ -160,11 +177,14 @@ impl Endpoint {
         }
     }
 
-    /// Whether `spec` describes this very endpoint, but for what may change while it lives (drain).
+    /// Whether `spec` describes this very endpoint: labels and the rest may change while it lives.
     pub fn is(&self, spec: &EndpointSpec) -> bool {
-        self.name == spec.name
-            && self.address == spec.address
-            && self.engine == spec.engine
+        self.name == spec.name && self.address == spec.address
+    }
+
+    /// Whether `spec` says of it what is known already.
+    pub fn is_unchanged(&self, spec: &EndpointSpec) -> bool {
+        self.engine == spec.engine
             && self.labels == spec.labels
             && self.weight.to_bits() == spec.weight.to_bits()
     }

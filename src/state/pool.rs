@@ -1,6 +1,7 @@
 //! The endpoints behind one ModelServer or InferencePool, and what a pool remembers across snapshots.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -49,6 +50,12 @@ pub struct TrafficPolicy {
 pub struct Member {
     /// The endpoint.
     pub endpoint: Arc<Endpoint>,
+    counts: Arc<MemberCounts>,
+}
+
+/// What a pool counts of one of its endpoints. It outlives changes of the endpoint's description.
+#[derive(Debug, Default)]
+pub struct MemberCounts {
     /// What requests of this pool booked there.
     pub booked: Booked,
     /// Times it was a pick's first choice.
@@ -57,10 +64,23 @@ pub struct Member {
     pub broken: [AtomicU64; BrokenCause::ALL.len()],
 }
 
+impl Deref for Member {
+    type Target = MemberCounts;
+
+    fn deref(&self) -> &MemberCounts {
+        &self.counts
+    }
+}
+
 impl Member {
     /// A member with nothing booked.
     pub fn new(endpoint: Arc<Endpoint>) -> Self {
-        Self { endpoint, booked: Booked::default(), picks: AtomicU64::new(0), broken: Default::default() }
+        Self { endpoint, counts: Arc::default() }
+    }
+
+    /// The same member, its endpoint newly described.
+    pub fn with(&self, endpoint: Arc<Endpoint>) -> Self {
+        Self { endpoint, counts: Arc::clone(&self.counts) }
     }
 }
 
