@@ -109,6 +109,46 @@ async fn sch_03_a_burst_is_spread_although_metrics_stand_still() {
     assert!(*least > 0 && *most as f64 / *least as f64 <= 1.35, "{}: {shares:?}", variants[2]);
 }
 
+/// Sixty requests are open on one endpoint when the burst comes: what is open there counts, which turns taken in order
+/// would not see.
+#[tokio::test(flavor = "multi_thread")]
+async fn sch_03_a_burst_levels_what_was_open_before() {
+    let case = input("SCH-03");
+    let endpoints = list(case, "pods").len();
+    let (servers, resources) = scraped(&vec![Answer::page(IDLE); endpoints]).await;
+    let distinct = |at: usize| prompt(&format!("{at:08} {}", "word ".repeat(800)));
+    let picker = Picker::serve(&resources).await;
+    all_up(&picker, endpoints).await;
+    let crowded = servers[0].address.to_string();
+    let mut open = Vec::new();
+    for at in 0..60 {
+        let mut steps = distinct(1_000_000 + at);
+        steps[0]["metadata"] =
+            json!({"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": [&crowded]}});
+        let mut stream = Stream::of(&picker, &steps).await;
+        stream.until_decided().await;
+        open.push(stream);
+    }
+    let reserved = async |endpoint: &str| {
+        picker.metric("pilotfish_reserved_requests", &[("endpoint", endpoint)]).await as usize
+    };
+    assert_eq!(reserved(&crowded).await, 60);
+    for at in 0..number(&case["burst"], "n") {
+        let mut stream = Stream::of(&picker, &distinct(at)).await;
+        stream.until_decided().await;
+        open.push(stream);
+    }
+    let mut totals = Vec::new();
+    for server in &servers {
+        totals.push(reserved(&server.address.to_string()).await);
+    }
+    let (least, most) = (totals.iter().min().unwrap(), totals.iter().max().unwrap());
+    assert_eq!(totals.iter().sum::<usize>(), 860);
+    assert!(*most as f64 / *least as f64 <= 1.35, "open and new together: {totals:?}");
+    drop(open);
+    picker.until_idle("the burst").await;
+}
+
 /// Requests in a closed loop, so many at a time, each answered before the next; where they went.
 async fn closed_loop(picker: &Picker, at_once: usize, requests: Vec<Vec<Value>>) -> Vec<String> {
     use futures::StreamExt;
