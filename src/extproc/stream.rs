@@ -14,6 +14,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use futures::{FutureExt, Stream, StreamExt, stream};
 use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Status, Streaming};
 
 use super::exchange::{Exchange, Outbox, Step};
@@ -41,7 +42,7 @@ pub fn replies_to(
         let mut driver = driver?;
         match AssertUnwindSafe(driver.next()).catch_unwind().await {
             Ok(Some(reply)) => Some((Ok(reply), Some(driver))),
-            Ok(None) => None,
+            Ok(None) => driver.failure.take().map(|status| (Err(status), None)),
             Err(_) => {
                 tracing::error!(
                     request_id = driver.request_id(),
@@ -65,6 +66,10 @@ struct Driver {
     started: Instant,
     complete: Instant,
     ended: bool,
+    /// How the stream must end if not cleanly.
+    failure: Option<Status>,
+    /// Registered once a stream: every wait would take the token's lock anew.
+    drain_over: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 /// What a timer is for.
@@ -100,6 +105,7 @@ impl Driver {
         shared.metrics.streams.fetch_add(1, Ordering::Relaxed);
         Self {
             exchange: Exchange::new(Arc::clone(&shared.budget), shared.decider.settings.max_body, now),
+            drain_over: Box::pin(shared.drain_over.clone().cancelled_owned()),
             shared,
             incoming,
             outbox: Outbox::new(),
@@ -109,6 +115,7 @@ impl Driver {
             started: now,
             complete: now,
             ended: false,
+            failure: None,
         }
     }
 
@@ -147,7 +154,7 @@ impl Driver {
             },
             decided = poll_option(self.deciding.as_mut()) => Event::Decided(Box::new(decided)),
             timer = poll_timer(&mut self.timer) => Event::Timer(timer),
-            () = self.shared.drain_over.cancelled() => Event::DrainOver,
+            () = &mut self.drain_over => Event::DrainOver,
         }
     }
 
@@ -239,7 +246,8 @@ impl Driver {
         self.refuse_early(&refusal);
     }
 
-    /// A message larger than any body may be is a body that is too large; whatever else fails ends the stream.
+    /// A message larger than any body may be is a body that is too large; whatever else fails ends the stream, and never
+    /// cleanly before an answer.
     fn failed(&mut self, status: &Status) {
         if self.exchange.is_unanswered() && status.code() == tonic::Code::OutOfRange {
             let limit = self.shared.decider.settings.max_body;
@@ -247,6 +255,9 @@ impl Driver {
                 Reason::BodyTooLarge,
                 format!("the request body is larger than {limit} bytes"),
             ));
+        }
+        if self.exchange.is_unanswered() {
+            self.failure = Some(Status::unavailable("the stream failed before its request was answered"));
         }
         self.ended = true;
     }
@@ -353,5 +364,63 @@ async fn poll_timer(timer: &mut Option<(Timer, Pin<Box<Sleep>>)>) -> Timer {
             *timer
         }
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::{Decider, Settings};
+    use crate::extproc::Budget;
+    use crate::metrics::Metrics;
+    use crate::schedule::{Pipeline, Scheduler};
+    use crate::settle::Ledger;
+    use envoy_types::pb::envoy::service::ext_proc::v3::HttpHeaders;
+    use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
+
+    fn shared() -> Arc<Shared> {
+        let metrics = Arc::new(Metrics::default());
+        let pipeline = Pipeline::assemble("default", crate::plugins::default_parts(), None).unwrap();
+        let ledger = Ledger::new(Arc::clone(&metrics), Arc::default(), "test", Arc::new(|_| {}));
+        Arc::new(Shared {
+            decider: Decider {
+                store: Arc::default(),
+                scheduler: Arc::new(Scheduler::new(pipeline, Duration::from_secs(2))),
+                metrics: Arc::clone(&metrics),
+                settings: Settings::default(),
+            },
+            ledger: Arc::new(ledger),
+            budget: Arc::new(Budget::new(Arc::clone(&metrics), 1 << 20)),
+            metrics,
+            body_idle_timeout: Duration::from_secs(1),
+            decision_timeout: Duration::from_secs(1),
+            drain_over: tokio_util::sync::CancellationToken::new(),
+        })
+    }
+
+    /// Request headers with a body to come, then this.
+    async fn ends(failure: Status) -> Vec<Reply> {
+        let headers = HttpHeaders { end_of_stream: false, ..HttpHeaders::default() };
+        let begun =
+            ProcessingRequest { request: Some(Request::RequestHeaders(headers)), ..Default::default() };
+        let shared = shared();
+        let replies: Vec<Reply> =
+            replies_to(Arc::clone(&shared), stream::iter([Ok(begun), Err(failure)]).boxed()).collect().await;
+        assert_eq!(shared.metrics.streams.load(Ordering::Relaxed), 0);
+        replies
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_fails_before_its_answer_never_ends_cleanly() {
+        let replies = ends(Status::internal("no message")).await;
+        assert!(
+            matches!(&replies[..], [Err(status)] if status.code() == tonic::Code::Unavailable),
+            "{replies:?}"
+        );
+        let replies = ends(Status::out_of_range("too large")).await;
+        assert!(
+            matches!(&replies[..], [Ok(reply)] if format!("{reply:?}").contains("PayloadTooLarge")),
+            "{replies:?}"
+        );
     }
 }
