@@ -45,7 +45,7 @@ fn decider(endpoints: usize) -> Decider {
     };
     Decider {
         store: Arc::new(store),
-        scheduler: Arc::new(Scheduler::new(pipeline, std::time::Duration::from_secs(2))),
+        scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
         metrics: Arc::new(Metrics::default()),
         settings: Settings::default(),
     }

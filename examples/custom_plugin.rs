@@ -5,10 +5,11 @@
 
 use std::error::Error;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pilotfish::config;
-use pilotfish::prompt::Blocks;
+use pilotfish::prompt::Prepared;
 use pilotfish::resources::lower::lower;
 use pilotfish::schedule::plugin::{Instance, Kind, Scorer, parameters};
 use pilotfish::schedule::{Ask, Candidate, Cycle, Scheduler};
@@ -96,8 +97,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pool = snapshot.pools.first().ok_or("no pool")?;
     let ask = Ask {
         model: "meta-llama/Llama-3.1-8B-Instruct",
-        blocks: &Blocks::default(),
-        prompt_tokens: 1_000,
+        prompt: &Prepared { tokens: 1_000, ..Prepared::default() },
         max_tokens: Some(100),
         answers: 1,
         subset: None,
@@ -106,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         seed: 1,
         detail: 64,
     };
-    let scheduler = Scheduler::new(pipeline, Duration::from_secs(2));
+    let scheduler = Scheduler::new(pipeline, Arc::default(), Duration::from_secs(2));
     let picked =
         scheduler.pick(&scheduler.pipeline(), pool, &ask).map_err(|refusal| format!("{refusal:?}"))?;
     for row in &picked.record.rows {

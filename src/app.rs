@@ -71,7 +71,7 @@ impl App {
 
         let (pipeline, config_problems) = feeds::first_pipeline(&args, extra_plugins)?;
         feeds::report("the scheduler configuration", &config_problems);
-        let scheduler = Arc::new(Scheduler::new(pipeline, args.staleness));
+        let scheduler = Arc::new(Scheduler::new(pipeline, Arc::default(), args.staleness));
         let scraper = feeds::scraper(&args, &scheduler);
         let ledger = Arc::new(Ledger::new(
             Arc::clone(&metrics),

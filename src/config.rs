@@ -65,8 +65,8 @@ pub fn effective(pipeline: &Pipeline) -> Value {
         .iter()
         .map(|scored| json!({"name": &*scored.name, "type": scored.kind, "weight": scored.weight}))
         .collect();
-    let blocks = pipeline.index.as_ref().map(|index| {
-        let needs = index.needs();
+    let blocks = pipeline.text.as_ref().map(|text| {
+        let needs = text.needs;
         json!({"blockBytes": needs.block_bytes, "maxBlocks": needs.max_blocks, "capacity": needs.capacity})
     });
     json!({

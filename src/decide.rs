@@ -17,12 +17,12 @@ pub use body::{Body, Chunks};
 
 use crate::decision::{Record, cut};
 use crate::metrics::{Metrics, Stage};
-use crate::prompt::Blocks;
+use crate::prompt::{Blocks, Namespace, Prepared};
 use crate::refusal::Refusal;
 use crate::request::head::Head;
 use crate::request::{Edits, LlmRequest};
 use crate::route::Question;
-use crate::schedule::{Ask, Scheduler, Subset};
+use crate::schedule::{Ask, Pipeline, Scheduler, Subset};
 use crate::snapshot::{Routed, Store};
 use crate::state::pool::TrafficPolicy;
 use crate::state::reservation::Leg;
@@ -170,13 +170,12 @@ impl Decider {
         let (request, text) = self.parse(&mut record, &arrived.head, &arrived.body)?;
         let (routed, seed) = self.route(&mut record, &arrived.head, &request)?;
         let pipeline = self.scheduler.pipeline();
-        let blocks = self.blocks(&mut record, &pipeline, &request, text.bytes(), &routed.target_model);
+        let prompt = self.prepare(&mut record, &pipeline, &routed, &request, text.bytes());
         let ask =
-            Ask { subset: arrived.subset.as_ref(), ..ask(&routed, &request, &blocks, seed, usize::MAX) };
-        let (leg, predicted_cached_tokens) = self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
+            Ask { subset: arrived.subset.as_ref(), ..ask(&routed, &request, &prompt, seed, usize::MAX) };
+        let (leg, held) = self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
         record.legs.push(leg);
-        record.prompt_tokens = request.prompt.estimated_tokens();
-        record.predicted_cached_tokens = predicted_cached_tokens;
+        record.predict(&prompt, held);
         Ok(record)
     }
 
@@ -194,14 +193,14 @@ impl Decider {
         let (routed, seed) = self.route(record, &arrived.head, &request)?;
         *found = Some(Arc::clone(&routed.pool));
         let pipeline = self.scheduler.pipeline();
-        let blocks = self.blocks(record, &pipeline, &request, text.bytes(), &routed.target_model);
+        let prompt = self.prepare(record, &pipeline, &routed, &request, text.bytes());
 
         let began = Instant::now();
         let detail = self.detail(seed, &routed);
         let ask = Ask {
             subset: arrived.subset.as_ref(),
             only_if_cached: arrived.head.only_if_cached(),
-            ..ask(&routed, &request, &blocks, seed, detail)
+            ..ask(&routed, &request, &prompt, seed, detail)
         };
         let picked = self.scheduler.pick(&pipeline, &routed.pool, &ask)?;
         record.stages.schedule = began.elapsed();
@@ -217,10 +216,9 @@ impl Decider {
         if let Some(decoded) = decoded {
             arrived.body = Body::Whole(Chunks::of(decoded));
         }
-        record.prompt_tokens = request.prompt.estimated_tokens();
-        record.predicted_cached_tokens = picked.predicted_cached_tokens;
+        record.predict(&prompt, picked.held);
         record.legs.push(picked.record);
-        let uncached = record.prompt_tokens - picked.predicted_cached_tokens;
+        let uncached = record.prompt_tokens - record.predicted_cached_tokens;
         Ok(Verdict::Serve(Box::new(Served {
             ranked: picked.ranked,
             leg: picked.leg,
@@ -277,22 +275,35 @@ impl Decider {
         Ok((routed, seed))
     }
 
-    fn blocks(
+    /// Cuts the prompt in every way that the profile asks for.
+    fn prepare(
         &self,
         record: &mut Record,
-        pipeline: &crate::schedule::Pipeline,
+        pipeline: &Pipeline,
+        routed: &Routed,
         request: &LlmRequest,
         body: &[u8],
-        model: &str,
-    ) -> Blocks {
-        let Some(index) = &pipeline.index else { return Blocks::default() };
+    ) -> Prepared {
         let began = Instant::now();
         let salt = request.cache_salt.as_deref();
-        let blocks = Blocks::of_text(index.needs(), model, salt, |sink| request.prompt.render(body, sink));
-        record.rung = if blocks.is_empty() { "load" } else { "approximate" };
+        let mut prompt = Prepared { tokens: request.prompt.estimated_tokens(), ..Prepared::default() };
+        if let Some(text) = &pipeline.text {
+            let render = |sink: &mut dyn FnMut(&[u8])| request.prompt.render(body, sink);
+            prompt.text = Blocks::of_text(text.needs, &routed.target_model, salt, render);
+        }
+        if pipeline.tokens
+            && let Some(ids) = request.prompt.token_ids()
+        {
+            prompt.counted = true;
+            if let Some(block) = routed.pool.block_tokens() {
+                let model = &*routed.target_model;
+                let adapter = routed.pool.is_adapter(model).then_some(model);
+                prompt.ids = Blocks::of_tokens(ids, block, Namespace { adapter, salt });
+            }
+        }
         record.stages.prompt = began.elapsed();
         self.metrics.stage(Stage::Prompt, record.stages.prompt);
-        blocks
+        prompt
     }
 
     /// Asks the engine for usage where configured; true if the client must not see the extra event.
@@ -323,14 +334,13 @@ impl Decider {
 fn ask<'a>(
     routed: &'a Routed,
     request: &LlmRequest,
-    blocks: &'a Blocks,
+    prompt: &'a Prepared,
     seed: u64,
     detail: usize,
 ) -> Ask<'a> {
     Ask {
         model: &routed.target_model,
-        blocks,
-        prompt_tokens: request.prompt.estimated_tokens(),
+        prompt,
         max_tokens: request.max_tokens,
         answers: request.n,
         subset: None,

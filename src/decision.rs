@@ -7,8 +7,11 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::index::Held;
+use crate::prompt::Prepared;
 use crate::refusal::Reason;
 use crate::schedule::LegRecord;
+use crate::state::cache::Rung;
 use crate::usage::{Usage, UsageSource};
 
 /// Bytes of a client's string that a record keeps.
@@ -72,6 +75,38 @@ pub struct Stages {
     pub total: Duration,
 }
 
+/// Share of the prompt that each rung believed cached at the choice; none where it knew nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Predictions {
+    /// By what was sent there.
+    pub approximate: Option<f32>,
+    /// By an index that others write.
+    pub shared: Option<f32>,
+    /// By the engine's events.
+    pub precise: Option<f32>,
+}
+
+impl Predictions {
+    fn of(prompt: &Prepared, held: &Held) -> Self {
+        let share = |rung| {
+            let tokens = held.tokens_by(rung, prompt)?;
+            Some((tokens as f32 / prompt.tokens.max(1) as f32).min(1.0))
+        };
+        Self {
+            approximate: share(Rung::Approximate),
+            shared: share(Rung::Shared),
+            precise: share(Rung::Precise),
+        }
+    }
+
+    /// Predictions with their rungs.
+    pub fn each(self) -> impl Iterator<Item = (Rung, f32)> {
+        [(Rung::Approximate, self.approximate), (Rung::Shared, self.shared), (Rung::Precise, self.precise)]
+            .into_iter()
+            .filter_map(|(rung, share)| Some((rung, share?)))
+    }
+}
+
 /// One decision.
 #[derive(Clone, Debug)]
 pub struct Record {
@@ -90,7 +125,9 @@ pub struct Record {
     /// The ModelRoute, `namespace/name`.
     pub route: Option<Arc<str>>,
     /// Which rung of the cache ladder informed the pick.
-    pub rung: &'static str,
+    pub rung: Rung,
+    /// What each rung predicted for the choice, to be held against what its engine reports.
+    pub predictions: Predictions,
     /// Prompt tokens, counted or estimated.
     pub prompt_tokens: u64,
     /// Cycles.
@@ -124,7 +161,8 @@ impl Record {
             target_model: None,
             pool: None,
             route: None,
-            rung: "load",
+            rung: Rung::Load,
+            predictions: Predictions::default(),
             prompt_tokens: 0,
             legs: SmallVec::new(),
             predicted_cached_tokens: 0,
@@ -136,6 +174,16 @@ impl Record {
             outcome: Outcome::Open,
             stages: Stages::default(),
         }
+    }
+}
+
+impl Record {
+    /// Notes what the choice is believed to hold.
+    pub fn predict(&mut self, prompt: &Prepared, held: Held) {
+        self.prompt_tokens = prompt.tokens;
+        self.predicted_cached_tokens = u64::from(held.tokens);
+        self.rung = held.rung;
+        self.predictions = Predictions::of(prompt, &held);
     }
 }
 

@@ -109,7 +109,8 @@ pub(crate) mod testing {
     //! What the tests of plugins share: a pool to run one cycle over.
 
     use super::*;
-    use crate::prompt::Blocks;
+    use crate::index::Held;
+    use crate::prompt::Prepared;
     use crate::schedule::plugin::{Picker, Scorer};
     use crate::schedule::{Ask, Candidate, Cycle};
     use crate::state::endpoint::tests::endpoint;
@@ -136,11 +137,10 @@ pub(crate) mod testing {
     }
 
     /// An ask without a prompt.
-    pub fn ask<'a>(blocks: &'a Blocks, model: &'a str) -> Ask<'a> {
+    pub fn ask<'a>(prompt: &'a Prepared, model: &'a str) -> Ask<'a> {
         Ask {
             model,
-            blocks,
-            prompt_tokens: 0,
+            prompt,
             max_tokens: None,
             answers: 1,
             subset: None,
@@ -161,7 +161,7 @@ pub(crate) mod testing {
         let mut candidates = (0..pool.members.len())
             .map(|at| Candidate {
                 member: at as u32,
-                depth: 0,
+                held: Held::default(),
                 load: pool.members[at].endpoint.load(cx.now, cx.staleness),
             })
             .collect();
@@ -170,7 +170,7 @@ pub(crate) mod testing {
 
     /// The scores a scorer gives the pool's members.
     pub fn scores(scorer: &dyn Scorer, pool: &Pool) -> Vec<f32> {
-        cycle(pool, &ask(&Blocks::default(), "m"), |cx, candidates| {
+        cycle(pool, &ask(&Prepared::default(), "m"), |cx, candidates| {
             let mut out = vec![f32::NAN; candidates.len()];
             scorer.score(cx, candidates, &mut out);
             out
@@ -192,7 +192,7 @@ pub(crate) mod testing {
         for seed in 0..n {
             let mut rng = SmallRng::seed_from_u64(seed);
             let mut ranked = Vec::new();
-            cycle(pool, &ask(&Blocks::default(), "m"), |cx, candidates| {
+            cycle(pool, &ask(&Prepared::default(), "m"), |cx, candidates| {
                 picker.pick(cx, candidates, totals, 3, &mut rng, &mut ranked);
             });
             let mut unique = ranked.clone();
@@ -210,7 +210,7 @@ pub(crate) mod testing {
 mod tests {
     use super::testing::{ask, cycle, pool, signal};
     use super::*;
-    use crate::prompt::Blocks;
+    use crate::prompt::Prepared;
     use crate::state::SignalKind;
     use proptest::prelude::*;
     use std::collections::HashSet;
@@ -255,10 +255,10 @@ mod tests {
                     signal(&pool, at, SignalKind::Waiting, *waiting);
                 }
             }
-            let blocks = Blocks::default();
+            let prompt = Prepared::default();
             for kind in PLUGINS {
                 let Some(scorer) = (kind.build)(Value::Null).unwrap().scorer else { continue };
-                cycle(&pool, &ask(&blocks, "m"), |cx, candidates| {
+                cycle(&pool, &ask(&prompt, "m"), |cx, candidates| {
                     for (candidate, (.., own)) in candidates.iter_mut().zip(&values) {
                         candidate.load.own = *own as f32;
                         candidate.load.prefill_tokens = *own as f32 * 10.0;

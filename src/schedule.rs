@@ -22,21 +22,24 @@ pub use pipeline::{Pipeline, Profile, Scored};
 pub use record::{CandidateRow, LegRecord};
 pub use subset::Subset;
 
-use crate::prompt::Blocks;
+use crate::index::knowledge::capacity_in;
+use crate::index::{Held, TokenIndexes};
+use crate::prompt::Prepared;
 use crate::refusal::{Reason, Refusal};
 use crate::state::reservation::{Leg, Role};
 use crate::state::signals::Millis;
 use crate::state::{Endpoint, Pool};
+
+/// Blocks remembered for an endpoint that does not say how many it has: what llm-d assumes.
+const UNKNOWN_CACHE: usize = 31_250;
 
 /// What the scheduler needs to know of one request.
 #[derive(Debug)]
 pub struct Ask<'a> {
     /// The model name the engine will see.
     pub model: &'a str,
-    /// Chained hashes of the prompt; empty if no plugin wants them or the prompt is unknown.
-    pub blocks: &'a Blocks,
-    /// Prompt tokens, counted or estimated; 0 if unknown.
-    pub prompt_tokens: u64,
+    /// The prompt.
+    pub prompt: &'a Prepared,
     /// Output tokens the client allows.
     pub max_tokens: Option<u64>,
     /// Answers wanted, each with its own output.
@@ -62,21 +65,23 @@ pub struct Picked {
     pub leg: Leg,
     /// What `/debug/decisions` will show.
     pub record: LegRecord,
-    /// Prompt tokens the choice is believed to hold already.
-    pub predicted_cached_tokens: u64,
+    /// What the choice is believed to hold of the prompt already.
+    pub held: Held,
 }
 
 /// Runs the current pipeline.
 #[derive(Debug)]
 pub struct Scheduler {
     pipeline: ArcSwap<Pipeline>,
+    /// Who holds which tokens.
+    pub tokens: Arc<TokenIndexes>,
     staleness: Duration,
 }
 
 impl Scheduler {
     /// A scheduler that treats signals older than `staleness` as unknown.
-    pub fn new(pipeline: Pipeline, staleness: Duration) -> Self {
-        Self { pipeline: ArcSwap::from_pointee(pipeline), staleness }
+    pub fn new(pipeline: Pipeline, tokens: Arc<TokenIndexes>, staleness: Duration) -> Self {
+        Self { pipeline: ArcSwap::from_pointee(pipeline), tokens, staleness }
     }
 
     /// The pipeline of this moment.
@@ -89,18 +94,36 @@ impl Scheduler {
         self.pipeline.store(Arc::new(pipeline));
     }
 
+    /// Drops what is known of an endpoint's cache: its process started anew.
+    pub fn forget(&self, endpoint: &Endpoint) {
+        if let Some(text) = &self.pipeline().text {
+            text.routed.forget(endpoint.slot);
+        }
+        self.tokens.forget(endpoint);
+        endpoint.cache.forget();
+    }
+
+    /// Drops what is known of every cache but those of endpoints whose slot is `live`.
+    pub fn retain(&self, live: &dyn Fn(u64) -> bool) {
+        if let Some(text) = &self.pipeline().text {
+            text.routed.retain(live);
+        }
+        self.tokens.retain(live);
+    }
+
     /// Picks an endpoint of `pool` and books the request on it.
     pub fn pick(&self, pipeline: &Pipeline, pool: &Arc<Pool>, ask: &Ask<'_>) -> Result<Picked, Refusal> {
         let mut space = Workspace::of_this_thread();
         let cycle = pool.memory.cycle.lock();
         let profile = self.rank(pipeline, &mut space, pool, ask)?;
         let chosen = space.candidates[space.ranked[0] as usize];
-        let predicted_cached_tokens = ask.blocks.tokens(chosen.depth).min(ask.prompt_tokens);
-        if ask.only_if_cached && chosen.depth == 0 {
+        let held = chosen.held;
+        let predicted_cached_tokens = u64::from(held.tokens);
+        if ask.only_if_cached && held.tokens == 0 {
             let why = "no endpoint that could take the request holds any of its prompt";
             return Err(Refusal::new(Reason::NotCached, why));
         }
-        let uncached = ask.prompt_tokens - predicted_cached_tokens;
+        let uncached = ask.prompt.tokens - predicted_cached_tokens;
         let output =
             pool.memory.learned.expected_output(ask.max_tokens).saturating_mul(u64::from(ask.answers));
         let member = Arc::clone(&pool.members[chosen.member as usize]);
@@ -109,25 +132,36 @@ impl Scheduler {
         let record = record(&space, &profile, pool, ask, Some((uncached, output)));
         let ranked: SmallVec<[Arc<Endpoint>; 3]> =
             space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
-        if let Some(index) = &pipeline.index {
-            index.routed(ask.blocks, &leg.member.endpoint);
-        }
-        Ok(Picked { ranked, leg, record, predicted_cached_tokens })
+        self.remember(pipeline, ask.prompt, &leg.member.endpoint);
+        Ok(Picked { ranked, leg, record, held })
     }
 
-    /// The decision table for a request that is not booked, and the prompt tokens the choice is believed to hold.
+    /// What was sent to `endpoint` is there from now on, as far as its cache reaches.
+    fn remember(&self, pipeline: &Pipeline, prompt: &Prepared, endpoint: &Endpoint) {
+        let cache = endpoint.cache_tokens();
+        if let Some(text) = &pipeline.text {
+            let followed = cache.filter(|_| text.needs.follows_engine);
+            let capacity = capacity_in(&prompt.text, followed).unwrap_or(text.needs.capacity);
+            text.routed.routed(&prompt.text, endpoint.holder(), capacity);
+        }
+        if !prompt.ids.is_empty() {
+            let capacity = capacity_in(&prompt.ids, cache).unwrap_or(UNKNOWN_CACHE);
+            self.tokens.routed.routed(&prompt.ids, endpoint.holder(), capacity);
+        }
+    }
+
+    /// The decision table for a request that is not booked, and what the choice is believed to hold of its prompt.
     pub fn explain(
         &self,
         pipeline: &Pipeline,
         pool: &Arc<Pool>,
         ask: &Ask<'_>,
-    ) -> Result<(LegRecord, u64), Refusal> {
+    ) -> Result<(LegRecord, Held), Refusal> {
         let mut space = Workspace::of_this_thread();
         let _cycle = pool.memory.cycle.lock();
         let profile = self.rank(pipeline, &mut space, pool, ask)?;
         let chosen = space.candidates[space.ranked[0] as usize];
-        let predicted_cached_tokens = ask.blocks.tokens(chosen.depth).min(ask.prompt_tokens);
-        Ok((record(&space, &profile, pool, ask, None), predicted_cached_tokens))
+        Ok((record(&space, &profile, pool, ask, None), chosen.held))
     }
 
     /// Fills `space.ranked` with at least one candidate.
@@ -142,8 +176,10 @@ impl Scheduler {
         let now = Millis::now();
         let cx = Cycle { pool, ask, now, staleness: self.staleness };
         space.begin(&cx);
-        if let Some(index) = &pipeline.index {
-            index.depths(ask.blocks, pool, &mut space.candidates);
+        let Workspace { lookups, candidates, .. } = space;
+        lookups.run(ask.prompt, pipeline.text.as_ref(), &self.tokens);
+        for candidate in candidates {
+            candidate.held = lookups.held(ask.prompt, cx.endpoint(candidate));
         }
         for (at, filter) in profile.filters.iter().enumerate() {
             space.filter(&cx, at, filter)?;

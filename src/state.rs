@@ -3,10 +3,12 @@
 //! Numbers that change per request (bookings, signals, health) live in the [`Endpoint`] itself as atomics and survive a new
 //! [snapshot](crate::snapshot), since the endpoint does.
 
+pub mod cache;
 pub mod endpoint;
 pub mod health;
 pub mod pool;
 pub mod reservation;
+mod seat;
 pub mod signals;
 
 use std::sync::Arc;

@@ -50,8 +50,8 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
             let pools = pools_of(&snapshot, endpoint.slot);
             let health = &endpoint.health;
             let adapters = endpoint.adapters.load();
-            let index =
-                admin.shared.decider.scheduler.pipeline().index.as_ref().map(|i| i.blocks_of(endpoint.slot));
+            let pipeline = admin.shared.decider.scheduler.pipeline();
+            let index = pipeline.text.as_ref().map(|text| text.routed.blocks_of(endpoint.slot).0);
             json!({
                 "endpoint": endpoint.destination,
                 "name": endpoint.name.to_string(),

@@ -27,7 +27,7 @@ pub fn decision(record: &Record) -> Value {
         "target_model": record.target_model,
         "pool": record.pool,
         "route": record.route,
-        "rung": record.rung,
+        "rung": record.rung.name(),
         "prompt_tokens": record.prompt_tokens,
         "legs": record.legs.iter().map(|leg_record| leg(leg_record, record)).collect::<Vec<_>>(),
         "predicted_cached_tokens": record.predicted_cached_tokens,

@@ -49,12 +49,7 @@ fn options(args: &ServeArgs, extra: &'static [&'static Kind]) -> config::Options
 pub fn scraper(args: &ServeArgs, scheduler: &Arc<Scheduler>) -> Scraper {
     let config = ScrapeConfig { interval: args.scrape_interval, ..ScrapeConfig::default() };
     let scheduler = Arc::clone(scheduler);
-    let forget = move |slot| {
-        if let Some(index) = &scheduler.pipeline().index {
-            index.forget(slot);
-        }
-    };
-    Scraper::new(config, Arc::new(forget))
+    Scraper::new(config, Arc::new(move |endpoint| scheduler.forget(endpoint)))
 }
 
 /// What to do when an engine does not serve a model: ask it again what it serves.
@@ -109,10 +104,8 @@ impl ResourceFeed {
     /// Drops cache knowledge of endpoints whose grace period is over.
     fn forget_the_gone(&mut self, admin: &Admin) {
         self.topology.prune(Instant::now());
-        if let Some(index) = &admin.shared.decider.scheduler.pipeline().index {
-            let live: std::collections::HashSet<u64> = self.topology.live_slots().collect();
-            index.retain(|slot| live.contains(&slot));
-        }
+        let live: std::collections::HashSet<u64> = self.topology.live_slots().collect();
+        admin.shared.decider.scheduler.retain(&|slot| live.contains(&slot));
     }
 
     fn reload(&mut self, admin: &Admin) -> Result<()> {

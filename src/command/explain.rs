@@ -94,7 +94,7 @@ fn offline(resources: &Path, args: &ExplainArgs, body: Vec<u8>, extra_plugins: &
     store.replace(snapshot);
     let decider = Decider {
         store: Arc::new(store),
-        scheduler: Arc::new(Scheduler::new(pipeline, std::time::Duration::from_secs(2))),
+        scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
         metrics: Arc::new(Metrics::default()),
         settings: Settings::default(),
     };

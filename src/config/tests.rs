@@ -131,7 +131,7 @@ fn the_cut_of_a_prefix_cache_scorer_is_translated(
     let read = strict(&picker_config(&format!(
         "plugins:\n- type: prefix-cache-scorer\n  parameters: {parameters}\n"
     )));
-    let needs = read.pipeline.unwrap().index.unwrap().needs();
+    let needs = read.pipeline.unwrap().text.unwrap().needs;
     assert_eq!((needs.block_bytes, needs.max_blocks, needs.capacity), expected);
 }
 
@@ -242,7 +242,10 @@ fn an_index_survives_a_reload_that_cuts_alike_and_only_that() {
     let again = |bytes| {
         let options = Options::default();
         let read = read(Path::new("c"), text(bytes).into(), &options, Some(&first));
-        Arc::ptr_eq(first.index.as_ref().unwrap(), read.pipeline.unwrap().index.as_ref().unwrap())
+        Arc::ptr_eq(
+            &first.text.as_ref().unwrap().routed,
+            &read.pipeline.unwrap().text.as_ref().unwrap().routed,
+        )
     };
     assert!(again(64));
     assert!(!again(32));

@@ -385,7 +385,7 @@ mod tests {
         Arc::new(Shared {
             decider: Decider {
                 store: Arc::default(),
-                scheduler: Arc::new(Scheduler::new(pipeline, Duration::from_secs(2))),
+                scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), Duration::from_secs(2))),
                 metrics: Arc::clone(&metrics),
                 settings: Settings::default(),
             },

@@ -36,8 +36,8 @@ pub use table::Combine;
 use crate::state::Endpoint;
 use worker::{Shared, Worker};
 
-/// Called with the slot of an endpoint whose engine restarted: what is known of its cache no longer holds.
-pub type OnRestart = Arc<dyn Fn(u64) + Send + Sync>;
+/// Called with an endpoint whose engine restarted: what is known of its cache no longer holds.
+pub type OnRestart = Arc<dyn Fn(&Arc<Endpoint>) + Send + Sync>;
 
 /// Rhythm and limits.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,207 +1,202 @@
-//! What endpoints are believed to hold because we sent it there: one LRU of block hashes an endpoint.
-//!
-//! A chain is entered from its deepest block to its first, so a block is always younger than every block that builds on
-//! it and the LRU drops the deepest first. What an endpoint holds of a chain is therefore always a leading part of it,
-//! and its length can be found by bisection.
+//! What endpoints are believed to hold because we sent it there: a chain index fed by picks, each endpoint's part an LRU as
+//! large as the engine's cache.
 
 use std::sync::Arc;
 
 use ahash::AHashMap;
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 
+use super::lru::Lru;
+use super::{Block, BlockIndex, ChainIndex, DepthSink, Size};
 use crate::prompt::Blocks;
-use crate::schedule::Candidate;
-use crate::schedule::plugin::BlockNeeds;
-use crate::state::{Endpoint, Pool};
+use crate::state::endpoint::Holder;
 
 /// Knowledge by endpoint slot, so that a reused address inherits nothing and readiness flaps lose nothing.
 #[derive(Debug)]
 pub struct ApproximateIndex {
-    needs: BlockNeeds,
-    endpoints: RwLock<AHashMap<u64, Arc<Mutex<Lru>>>>,
+    chains: ChainIndex,
+    most_blocks: usize,
+    endpoints: RwLock<AHashMap<u64, Arc<Mutex<Remembered>>>>,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    holder: Holder,
+    lru: Lru,
+    /// Names on their way out; kept for its capacity.
+    dropped: Vec<u64>,
 }
 
 impl ApproximateIndex {
-    /// An empty index.
-    pub fn new(needs: BlockNeeds) -> Self {
-        Self { needs, endpoints: RwLock::default() }
+    /// An empty index of at most `most_blocks` blocks, shared evenly among the endpoints.
+    pub fn new(most_blocks: usize) -> Self {
+        Self { chains: ChainIndex::default(), most_blocks, endpoints: RwLock::default() }
     }
 
-    /// How it wants prompts cut.
-    pub fn needs(&self) -> BlockNeeds {
-        self.needs
+    /// Reports what each endpoint holds of a prompt.
+    pub fn score_into(&self, blocks: &Blocks, sink: &mut DepthSink) {
+        self.chains.score_into(blocks.contents(), sink);
     }
 
-    /// Writes the depth of every candidate.
-    pub fn depths(&self, blocks: &Blocks, pool: &Pool, candidates: &mut [Candidate]) {
+    /// A request with these blocks was sent to `holder`, which keeps `capacity` blocks.
+    pub fn routed(&self, blocks: &Blocks, holder: Holder, capacity: usize) {
         if blocks.is_empty() {
             return;
         }
-        let endpoints = self.endpoints.read();
-        for candidate in candidates {
-            let slot = pool.members[candidate.member as usize].endpoint.slot;
-            candidate.depth = endpoints.get(&slot).map_or(0, |lru| lru.lock().depth(&blocks.hashes));
-        }
-    }
-
-    /// A request with these blocks was sent to `endpoint`.
-    pub fn routed(&self, blocks: &Blocks, endpoint: &Endpoint) {
-        if blocks.is_empty() {
-            return;
-        }
-        let known = self.endpoints.read().get(&endpoint.slot).cloned();
-        let lru = known.unwrap_or_else(|| {
+        let (known, endpoints) = {
+            let endpoints = self.endpoints.read();
+            (endpoints.get(&holder.slot).cloned(), endpoints.len())
+        };
+        let remembered = known.unwrap_or_else(|| {
+            let new = || Remembered { holder, lru: Lru::new(capacity), dropped: Vec::new() };
             let mut endpoints = self.endpoints.write();
-            Arc::clone(
-                endpoints
-                    .entry(endpoint.slot)
-                    .or_insert_with(|| Arc::new(Mutex::new(Lru::new(self.needs.capacity)))),
-            )
+            Arc::clone(endpoints.entry(holder.slot).or_insert_with(|| Arc::new(Mutex::new(new()))))
         });
-        let mut lru = lru.lock();
-        blocks.hashes.iter().rev().for_each(|&hash| lru.touch(hash));
+        let capacity = capacity.min(self.most_blocks / endpoints.max(1)).max(1);
+        remembered.lock().enter(&self.chains, blocks, capacity);
     }
 
     /// Drops what is known of an endpoint: it is gone, or its process started anew.
     pub fn forget(&self, slot: u64) {
-        self.endpoints.write().remove(&slot);
+        if let Some(remembered) = self.endpoints.write().remove(&slot) {
+            self.chains.clear(remembered.lock().holder);
+        }
     }
 
     /// Drops what is known of every endpoint but those.
     pub fn retain(&self, live: impl Fn(u64) -> bool) {
-        self.endpoints.write().retain(|&slot, _| live(slot));
-    }
-
-    /// Blocks remembered for an endpoint.
-    pub fn blocks_of(&self, slot: u64) -> usize {
-        self.endpoints.read().get(&slot).map_or(0, |lru| lru.lock().by_hash.len())
-    }
-}
-
-const NONE: u32 = u32::MAX;
-
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    hash: u64,
-    newer: u32,
-    older: u32,
-}
-
-/// A least-recently-used set of hashes, its nodes in one vector.
-#[derive(Debug)]
-struct Lru {
-    capacity: usize,
-    by_hash: AHashMap<u64, u32>,
-    nodes: Vec<Node>,
-    newest: u32,
-    oldest: u32,
-}
-
-impl Lru {
-    fn new(capacity: usize) -> Self {
-        // Node numbers are u32.
-        let capacity = capacity.clamp(1, NONE as usize - 1);
-        Self { capacity, by_hash: AHashMap::new(), nodes: Vec::new(), newest: NONE, oldest: NONE }
-    }
-
-    fn depth(&self, hashes: &[u64]) -> u32 {
-        hashes.partition_point(|hash| self.by_hash.contains_key(hash)) as u32
-    }
-
-    fn touch(&mut self, hash: u64) {
-        if let Some(&at) = self.by_hash.get(&hash) {
-            self.unlink(at);
-            self.link_newest(at);
-            return;
+        let gone: Vec<u64> = self.endpoints.read().keys().copied().filter(|&slot| !live(slot)).collect();
+        for slot in gone {
+            self.forget(slot);
         }
-        let at = if self.nodes.len() < self.capacity {
-            self.nodes.push(Node { hash, newer: NONE, older: NONE });
-            (self.nodes.len() - 1) as u32
-        } else {
-            let at = self.oldest;
-            self.unlink(at);
-            self.by_hash.remove(&self.nodes[at as usize].hash);
-            self.nodes[at as usize].hash = hash;
-            at
+    }
+
+    /// Blocks remembered for an endpoint, and the most that may be.
+    pub fn blocks_of(&self, slot: u64) -> (usize, usize) {
+        self.endpoints.read().get(&slot).map_or((0, 0), |remembered| {
+            let remembered = remembered.lock();
+            (remembered.lru.len(), remembered.lru.capacity())
+        })
+    }
+
+    /// Blocks and memory.
+    pub fn size(&self) -> Size {
+        self.chains.size()
+    }
+}
+
+impl Remembered {
+    fn enter(&mut self, chains: &ChainIndex, blocks: &Blocks, capacity: usize) {
+        let names = blocks.names();
+        self.dropped.clear();
+        if self.lru.capacity() != capacity {
+            self.lru.set_capacity(capacity, &mut self.dropped);
+        }
+        let held = self.lru.depth(names);
+        self.lru.enter(names, &mut self.dropped);
+        // What was dropped and entered again in one go never left.
+        self.dropped.retain(|&name| !self.lru.holds(name));
+        chains.remove(self.holder, &self.dropped);
+        let now_held = self.lru.depth(names);
+        let stored = |from: usize| {
+            let blocks: SmallVec<[Block; 64]> = names[from..now_held]
+                .iter()
+                .zip(&blocks.contents()[from..now_held])
+                .map(|(&name, &content)| Block { name, content })
+                .collect();
+            let parent = from.checked_sub(1).map(|at| names[at]);
+            chains.store(self.holder, parent, &blocks)
         };
-        self.by_hash.insert(hash, at);
-        self.link_newest(at);
-    }
-
-    fn unlink(&mut self, at: u32) {
-        let Node { newer, older, .. } = self.nodes[at as usize];
-        match newer {
-            NONE => self.newest = older,
-            newer => self.nodes[newer as usize].older = older,
+        if held < now_held && stored(held).is_err() {
+            // The holder's seat was taken over and given back: what the LRU holds is the truth.
+            let _ = stored(0);
         }
-        match older {
-            NONE => self.oldest = newer,
-            older => self.nodes[older as usize].newer = newer,
-        }
-    }
-
-    fn link_newest(&mut self, at: u32) {
-        let node = &mut self.nodes[at as usize];
-        node.newer = NONE;
-        node.older = self.newest;
-        match self.newest {
-            NONE => self.oldest = at,
-            newest => self.nodes[newest as usize].newer = at,
-        }
-        self.newest = at;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::endpoint::tests::endpoint;
+    use crate::index::reference::ReferenceIndex;
+    use crate::prompt::Namespace;
     use proptest::prelude::*;
 
-    const NEEDS: BlockNeeds = BlockNeeds { block_bytes: 4, max_blocks: 100, capacity: 8 };
+    const A: Holder = Holder { seat: 90_000, slot: 1_000_001 };
+    const B: Holder = Holder { seat: 90_001, slot: 1_000_002 };
 
     fn blocks(text: &str) -> Blocks {
-        Blocks::of_text(NEEDS, "m", None, |sink| sink(text.as_bytes()))
+        // One more token, since the last one never counts.
+        let ids: Vec<u32> = text.bytes().map(u32::from).chain([0]).collect();
+        Blocks::of_tokens(&ids, 4, Namespace::default())
     }
 
-    fn depth(index: &ApproximateIndex, slot: u64, text: &str) -> u32 {
-        index.endpoints.read().get(&slot).map_or(0, |lru| lru.lock().depth(&blocks(text).hashes))
+    fn depth(index: &ApproximateIndex, holder: Holder, text: &str) -> u32 {
+        let mut sink = DepthSink::default();
+        sink.begin();
+        index.score_into(&blocks(text), &mut sink);
+        sink.depth(holder)
     }
 
     #[test]
     fn the_deepest_blocks_go_first_and_a_forgotten_endpoint_holds_nothing() {
-        let index = ApproximateIndex::new(NEEDS);
-        let a = endpoint("a", "10.0.0.1:1");
-        index.routed(&blocks("aaaabbbbccccdddd"), &a);
-        assert_eq!(depth(&index, a.slot, "aaaabbbbccccdddd"), 4);
-        assert_eq!(depth(&index, a.slot, "aaaabbbbXXXX"), 2);
-        index.routed(&blocks("111122223333444455556666"), &a);
-        assert_eq!(depth(&index, a.slot, "aaaabbbbccccdddd"), 2, "8 blocks fit, 10 were sent");
-        assert_eq!(index.blocks_of(a.slot), 8);
-        index.forget(a.slot);
-        assert_eq!(depth(&index, a.slot, "aaaabbbb"), 0);
+        let index = ApproximateIndex::new(1_000);
+        index.routed(&blocks("aaaabbbbccccdddd"), A, 8);
+        assert_eq!(depth(&index, A, "aaaabbbbccccdddd"), 4);
+        assert_eq!(depth(&index, A, "aaaabbbbXXXX"), 2);
+        assert_eq!(depth(&index, B, "aaaabbbb"), 0);
+        index.routed(&blocks("111122223333444455556666"), A, 8);
+        assert_eq!(depth(&index, A, "aaaabbbbccccdddd"), 2, "8 blocks fit, 10 were sent");
+        assert_eq!(index.blocks_of(A.slot), (8, 8));
+        index.forget(A.slot);
+        assert_eq!(depth(&index, A, "aaaabbbb"), 0);
+        assert_eq!(index.size().held, 0);
+    }
+
+    #[test]
+    fn a_smaller_cache_forgets_and_the_cap_is_shared() {
+        let index = ApproximateIndex::new(8);
+        index.routed(&blocks("aaaabbbbccccdddd"), A, 8);
+        index.routed(&blocks("aaaa"), A, 2);
+        assert_eq!(depth(&index, A, "aaaabbbbccccdddd"), 2);
+        index.routed(&blocks("111122223333444455556666"), B, 100);
+        index.routed(&blocks("111122223333444455556666"), B, 100);
+        assert_eq!(depth(&index, B, "111122223333444455556666"), 4, "8 blocks among two endpoints");
     }
 
     proptest! {
-        /// The bisection equals a walk, since what is held is always a leading part.
+        /// The chain index behind says what a plain LRU of whole paths says.
         #[test]
-        fn held_blocks_are_a_leading_part(prompts in prop::collection::vec("[ab]{0,60}", 1..30)) {
-            let index = ApproximateIndex::new(NEEDS);
-            let a = endpoint("a", "10.0.0.1:1");
-            for prompt in &prompts {
-                index.routed(&blocks(prompt), &a);
-                for other in &prompts {
-                    let hashes = blocks(other).hashes;
-                    let endpoints = index.endpoints.read();
-                    let walked = endpoints.get(&a.slot).map_or(0, |lru| {
-                        let lru = lru.lock();
-                        let held: Vec<bool> = hashes.iter().map(|h| lru.by_hash.contains_key(h)).collect();
-                        let lead = held.iter().take_while(|h| **h).count();
-                        assert!(held[lead..].iter().all(|h| !h), "a block is held without the one before it");
-                        lead
-                    });
-                    drop(endpoints);
-                    prop_assert_eq!(depth(&index, a.slot, other) as usize, walked);
+        fn depths_follow_the_lru(
+            prompts in prop::collection::vec(("[ab]{0,40}", prop::bool::ANY, 1usize..14), 1..40)
+        ) {
+            let index = ApproximateIndex::new(1_000);
+            let mut reference = ReferenceIndex::default();
+            let mut lrus = [Lru::new(1), Lru::new(1)];
+            for (prompt, second, capacity) in &prompts {
+                let holder = if *second { B } else { A };
+                let cut = blocks(prompt);
+                index.routed(&cut, holder, *capacity);
+                if !cut.is_empty() {
+                    let lru = &mut lrus[usize::from(*second)];
+                    lru.set_capacity(*capacity, &mut Vec::new());
+                    lru.enter(cut.names(), &mut Vec::new());
+                    reference.clear(holder.slot);
+                    for (other, ..) in &prompts {
+                        let other = blocks(other);
+                        let held: Vec<Block> = (0..lru.depth(other.names()))
+                            .map(|i| Block { name: other.names()[i], content: other.contents()[i] })
+                            .collect();
+                        reference.store(holder.slot, None, &held).unwrap();
+                    }
+                }
+                for (other, ..) in &prompts {
+                    for holder in [A, B] {
+                        prop_assert_eq!(
+                            depth(&index, holder, other),
+                            reference.depth(holder.slot, blocks(other).contents())
+                        );
+                    }
                 }
             }
         }

@@ -54,12 +54,12 @@ impl Filter for Health {
 mod tests {
     use super::*;
     use crate::plugins::testing::{ask, pool, verdicts};
-    use crate::prompt::Blocks;
+    use crate::prompt::Prepared;
     use crate::state::signals::Millis;
 
     #[test]
     fn each_state_is_named() {
-        let (pool, blocks) = (pool(7), Blocks::default());
+        let (pool, prompt) = (pool(7), Prepared::default());
         let health = |at: usize| &pool.members[at].endpoint.health;
         health(1).refused();
         health(1).refused();
@@ -69,7 +69,7 @@ mod tests {
         health(5).set_wedged(true);
         health(6).set_wedged(true);
         assert!(health(6).begin_probe());
-        let found = verdicts(&Health, &pool, &ask(&blocks, "m"));
+        let found = verdicts(&Health, &pool, &ask(&prompt, "m"));
         assert_eq!(
             found,
             [None, Some("down"), Some("asleep"), Some("draining"), Some("full"), None, Some("wedged")]

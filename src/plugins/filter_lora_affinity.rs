@@ -49,19 +49,22 @@ impl Filter for LoraAffinity {
 mod tests {
     use super::*;
     use crate::plugins::testing::{ask, pool, verdicts};
-    use crate::prompt::Blocks;
+    use crate::prompt::Prepared;
     use crate::state::endpoint::Adapters;
     use std::sync::Arc;
 
     #[test]
     fn an_unknown_list_counts_only_while_nobody_is_known_to_serve_the_name() {
-        let (pool, blocks) = (pool(3), Blocks::default());
+        let (pool, prompt) = (pool(3), Prepared::default());
         let list = |at: usize, names: &[&str]| {
             let served = names.iter().map(|name| (*name).into()).collect();
-            pool.members[at].endpoint.adapters.store(Some(Arc::new(Adapters { served })));
+            pool.members[at]
+                .endpoint
+                .adapters
+                .store(Some(Arc::new(Adapters { served, adapters: Vec::new() })));
         };
         let kept = || -> Vec<bool> {
-            verdicts(&LoraAffinity, &pool, &ask(&blocks, "lora-a")).iter().map(Option::is_none).collect()
+            verdicts(&LoraAffinity, &pool, &ask(&prompt, "lora-a")).iter().map(Option::is_none).collect()
         };
         assert_eq!(kept(), [true, true, true]);
         list(0, &["base"]);

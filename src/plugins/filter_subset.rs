@@ -46,12 +46,12 @@ impl Filter for Subset {
 mod tests {
     use super::*;
     use crate::plugins::testing::{ask, pool, verdicts};
-    use crate::prompt::Blocks;
+    use crate::prompt::Prepared;
 
     #[test]
     fn only_listed_endpoints_stay_and_no_hint_keeps_all() {
-        let (pool, blocks) = (pool(3), Blocks::default());
-        let mut ask = ask(&blocks, "m");
+        let (pool, prompt) = (pool(3), Prepared::default());
+        let mut ask = ask(&prompt, "m");
         assert_eq!(verdicts(&Subset, &pool, &ask), [None; 3]);
         let subset = crate::schedule::Subset::from_entries(["10.0.0.2:8000", "10.0.0.3:9999"]);
         ask.subset = Some(&subset);

@@ -105,7 +105,7 @@ impl Filter for ShortQueue {
 mod tests {
     use super::*;
     use crate::plugins::testing::{ask, pool, scores, signal, verdicts};
-    use crate::prompt::Blocks;
+    use crate::prompt::Prepared;
     use crate::state::SignalKind::{Foreign, Running, Waiting};
 
     #[test]
@@ -144,10 +144,10 @@ mod tests {
 
     #[test]
     fn the_filter_is_strict_and_keeps_the_unknown() {
-        let (pool, blocks) = (pool(3), Blocks::default());
+        let (pool, prompt) = (pool(3), Prepared::default());
         signal(&pool, 0, Waiting, 9.0);
         signal(&pool, 1, Waiting, 10.0);
-        let found = verdicts(&ShortQueue { max_waiting: 10.0 }, &pool, &ask(&blocks, "m"));
+        let found = verdicts(&ShortQueue { max_waiting: 10.0 }, &pool, &ask(&prompt, "m"));
         assert_eq!(found.iter().map(Option::is_none).collect::<Vec<_>>(), [true, false, true]);
     }
 }

@@ -19,7 +19,7 @@ pub const KIND: Kind = Kind {
     schema: || schemars::schema_for!(Config),
     build: |given| {
         parameters::<Config>(given)?;
-        Ok(Instance::scorer(LoraAffinity).needs(Needs { metrics: true, lora: true, blocks: None }))
+        Ok(Instance::scorer(LoraAffinity).needs(Needs { metrics: true, lora: true, ..Needs::default() }))
     },
 };
 

@@ -51,6 +51,7 @@ pub const KIND: Kind = Kind {
             block_bytes: or(config.block_size_to_hash, default.block_size_to_hash),
             max_blocks: or(config.max_blocks_to_match, default.max_blocks_to_match),
             capacity: or(config.max_hash_cache_size, default.max_hash_cache_size),
+            follows_engine: false,
         };
         Ok(Instance::scorer(PrefixCache { full_credit: config.full_credit_bytes })
             .needs(Needs { blocks: Some(needs), ..Needs::default() }))
@@ -65,17 +66,17 @@ pub struct PrefixCache {
 
 impl Scorer for PrefixCache {
     fn score(&self, cx: &Cycle<'_>, candidates: &[Candidate], out: &mut [f32]) {
-        let blocks = cx.ask.blocks;
+        let blocks = &cx.ask.prompt.text;
         if blocks.is_empty() {
             return;
         }
-        let total = blocks.hashes.len() as f32;
+        let total = blocks.len() as f32;
         for (candidate, out) in candidates.iter().zip(out) {
             let credit = match self.full_credit {
                 0 => 1.0,
-                full => (blocks.bytes(candidate.depth) as f32 / full as f32).min(1.0),
+                full => (blocks.bytes(candidate.held.text) as f32 / full as f32).min(1.0),
             };
-            *out = candidate.depth as f32 / total * credit;
+            *out = candidate.held.text as f32 / total * credit;
         }
     }
 }
@@ -84,13 +85,14 @@ impl Scorer for PrefixCache {
 mod tests {
     use super::*;
     use crate::plugins::testing::{ask, cycle, pool};
-    use crate::prompt::Blocks;
+    use crate::prompt::{Blocks, Prepared};
 
     fn score(full_credit: u32, text_bytes: usize, depth: u32) -> f32 {
-        let needs = BlockNeeds { block_bytes: 64, max_blocks: 128, capacity: 10 };
-        let blocks = Blocks::of_text(needs, "m", None, |sink| sink(&vec![b'x'; text_bytes]));
-        cycle(&pool(1), &ask(&blocks, "m"), |cx, candidates| {
-            candidates[0].depth = depth;
+        let needs = BlockNeeds { block_bytes: 64, max_blocks: 128, capacity: 10, follows_engine: false };
+        let text = Blocks::of_text(needs, "m", None, |sink| sink(&vec![b'x'; text_bytes]));
+        let prompt = Prepared { text, ..Prepared::default() };
+        cycle(&pool(1), &ask(&prompt, "m"), |cx, candidates| {
+            candidates[0].held.text = depth;
             let mut out = [f32::NAN];
             PrefixCache { full_credit }.score(cx, candidates, &mut out);
             out[0]
@@ -109,6 +111,9 @@ mod tests {
     fn kthenas_arguments_are_taken() {
         let given = serde_json::json!({"blockSizeToHash": 0, "maxBlocksToMatch": 128, "MAXHASHCACHESIZE": 7, "topKMatches": 5});
         let needs = (KIND.build)(given).unwrap().needs.blocks.unwrap();
-        assert_eq!(needs, BlockNeeds { block_bytes: 64, max_blocks: 128, capacity: 7 });
+        assert_eq!(
+            needs,
+            BlockNeeds { block_bytes: 64, max_blocks: 128, capacity: 7, follows_engine: false }
+        );
     }
 }

@@ -41,13 +41,13 @@ impl Scorer for Random {
 mod tests {
     use super::*;
     use crate::plugins::testing::{ask, cycle, pool};
-    use crate::prompt::Blocks;
+    use crate::prompt::Prepared;
 
     #[test]
     fn a_seed_repeats_and_another_differs() {
-        let (pool, blocks) = (pool(4), Blocks::default());
+        let (pool, prompt) = (pool(4), Prepared::default());
         let draw = |seed| {
-            let mut ask = ask(&blocks, "m");
+            let mut ask = ask(&prompt, "m");
             ask.seed = seed;
             cycle(&pool, &ask, |cx, candidates| {
                 let mut out = vec![f32::NAN; 4];

@@ -1,183 +1,193 @@
-//! Chained hashes of a prompt's text blocks, by the rule of Kthena's `prefix-cache` plugin.
-//!
-//! `h(-1) = XXH64(model)`, `h(i) = XXH64(decimal digits of h(i-1) ++ block i)`, blocks of a fixed number of bytes, the last
-//! partial block included, at most a fixed number of blocks. Equal hashes at depth i mean equal text up to there, so
-//! holding block i implies holding all before it.
+//! A prompt as a chain of blocks: each block has a content, and a name that stands for it and all before it.
 
-use xxhash_rust::xxh64::{Xxh64, xxh64};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use super::text_blocks;
 use crate::request::BYTES_PER_TOKEN;
 use crate::schedule::plugin::BlockNeeds;
 
-/// The block hashes of one prompt.
+/// Seed of token hashes. Dynamo, SMG and Mooncake use the same, so their golden vectors hold here.
+const SEED: u64 = 1337;
+
+/// What keeps two equal prompts apart in an engine's cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Namespace<'a> {
+    /// The LoRA adapter by the name that requests give it.
+    pub adapter: Option<&'a str>,
+    /// vLLM's `cache_salt`.
+    pub salt: Option<&'a str>,
+}
+
+impl Namespace<'_> {
+    /// The seed of the first block's content. That is enough: what differs in its first block is another chain.
+    /// `1337 + xxh3(adapter, seed 0) + xxh3(salt, seed 1)`, wrapping, absent and empty count 0 (the rule of `kv-index`).
+    pub fn seed(&self) -> u64 {
+        let part = |text: Option<&str>, seed| match text {
+            None | Some("") => 0,
+            Some(text) => xxh3_64_with_seed(text.as_bytes(), seed),
+        };
+        SEED.wrapping_add(part(self.adapter, 0)).wrapping_add(part(self.salt, 1))
+    }
+}
+
+/// Hash of a block's tokens: XXH3-64 over them as little-endian `u32`. `seed` is [`Namespace::seed`] for the first block of
+/// a chain. `further` is what the block holds beside text (digests of media), 0 for nothing.
+pub fn token_content(tokens: &[u32], seed: u64, further: u64, scratch: &mut Vec<u8>) -> u64 {
+    scratch.clear();
+    scratch.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    xxh3_64_with_seed(scratch, seed.wrapping_add(further))
+}
+
+/// Seed of the blocks after the first.
+pub const LATER_SEED: u64 = SEED;
+
+/// Name of the block with `content` that follows the block named `previous`.
+pub fn chain_name(previous: u64, content: u64) -> u64 {
+    let mut both = [0; 16];
+    both[..8].copy_from_slice(&previous.to_le_bytes());
+    both[8..].copy_from_slice(&content.to_le_bytes());
+    xxh3_64_with_seed(&both, SEED)
+}
+
+/// The blocks of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocks {
-    /// `hashes[i]` names the text up to and including block i.
-    pub hashes: Vec<u64>,
-    block_bytes: u64,
-    /// Bytes the hashes cover.
-    bytes: u64,
+    /// `names[i]` stands for the prompt up to and including block i.
+    names: Vec<u64>,
+    /// Contents block by block; empty where names serve as contents.
+    contents: Vec<u64>,
+    /// Bytes or tokens in a full block.
+    unit: u64,
+    /// Bytes or tokens of the prompt that blocks cover.
+    covered: u64,
+    tokens: bool,
 }
 
 impl Blocks {
-    /// Hashes the text that `render` yields piece by piece, for `model` (the target's name) and an optional cache salt.
-    /// Engines share nothing between salts, so neither do the hashes.
+    /// Cuts text by the rule of Kthena's `prefix-cache`, for `model` (the target's name). `render` yields the text piece by
+    /// piece.
     pub fn of_text(
         needs: BlockNeeds,
         model: &str,
         salt: Option<&str>,
         render: impl FnOnce(&mut dyn FnMut(&[u8])),
     ) -> Self {
-        let seed = match salt {
-            None => xxh64(model.as_bytes(), 0),
-            Some(salt) => {
-                let mut hasher = Xxh64::new(0);
-                hasher.update(model.as_bytes());
-                hasher.update(&[0]);
-                hasher.update(salt.as_bytes());
-                hasher.digest()
-            }
+        let (names, covered) = text_blocks::chain(needs, model, salt, render);
+        Self { names, contents: Vec::new(), unit: needs.block_bytes as u64, covered, tokens: false }
+    }
+
+    /// Cuts token ids into full blocks of `block_size`. An engine always computes the last token of a prompt, so that a
+    /// block which it would complete never counts as cached and is left out.
+    pub fn of_tokens(ids: &[u32], block_size: usize, namespace: Namespace<'_>) -> Self {
+        let block_size = block_size.max(1);
+        let full = ids.len().saturating_sub(1) / block_size;
+        let mut blocks = Self {
+            names: Vec::with_capacity(full),
+            contents: Vec::with_capacity(full),
+            unit: block_size as u64,
+            covered: (full * block_size) as u64,
+            tokens: true,
         };
-        let mut chain = Chain {
-            needs,
-            buffer: Vec::with_capacity(MOST_DIGITS + needs.block_bytes),
-            digits: 0,
-            blocks: Self { hashes: Vec::new(), block_bytes: needs.block_bytes as u64, bytes: 0 },
-        };
-        chain.begin(seed);
-        render(&mut |text| chain.push(text));
-        chain.finish()
+        let mut scratch = Vec::with_capacity(4 * block_size);
+        let mut seed = namespace.seed();
+        for block in ids.chunks_exact(block_size).take(full) {
+            let content = token_content(block, seed, 0, &mut scratch);
+            let name = blocks.names.last().map_or(content, |&previous| chain_name(previous, content));
+            blocks.names.push(name);
+            blocks.contents.push(content);
+            seed = LATER_SEED;
+        }
+        blocks
+    }
+
+    /// Names, one a block: they stand for the whole prompt up to there.
+    pub fn names(&self) -> &[u64] {
+        &self.names
+    }
+
+    /// Contents, one a block: what an index compares.
+    pub fn contents(&self) -> &[u64] {
+        if self.tokens { &self.contents } else { &self.names }
+    }
+
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.names.len()
     }
 
     /// Whether there is nothing to compare.
     pub fn is_empty(&self) -> bool {
-        self.hashes.is_empty()
+        self.names.is_empty()
     }
 
-    /// Tokens in the leading `depth` blocks, by [`BYTES_PER_TOKEN`].
+    /// Tokens in the leading `depth` blocks; of text by [`BYTES_PER_TOKEN`].
     pub fn tokens(&self, depth: u32) -> u64 {
-        (u64::from(depth) * self.block_bytes).min(self.bytes) / BYTES_PER_TOKEN as u64
+        let covered = (u64::from(depth) * self.unit).min(self.covered);
+        if self.tokens { covered } else { covered / BYTES_PER_TOKEN as u64 }
     }
 
-    /// Bytes in the leading `depth` blocks.
+    /// Bytes of text in the leading `depth` blocks; of tokens by [`BYTES_PER_TOKEN`].
     pub fn bytes(&self, depth: u32) -> u64 {
-        (u64::from(depth) * self.block_bytes).min(self.bytes)
+        let covered = (u64::from(depth) * self.unit).min(self.covered);
+        if self.tokens { covered * BYTES_PER_TOKEN as u64 } else { covered }
     }
 }
 
-/// Decimal digits of `u64::MAX`.
-const MOST_DIGITS: usize = 20;
-
-struct Chain {
-    needs: BlockNeeds,
-    /// The digits of the previous hash and what has come of the block: hashed in one go, which beats the streaming hasher
-    /// for inputs as short as a block.
-    buffer: Vec<u8>,
-    digits: usize,
-    blocks: Blocks,
-}
-
-impl Chain {
-    fn begin(&mut self, previous: u64) {
-        self.buffer.clear();
-        self.buffer.extend_from_slice(itoa::Buffer::new().format(previous).as_bytes());
-        self.digits = self.buffer.len();
-    }
-
-    fn push(&mut self, mut text: &[u8]) {
-        while !text.is_empty() && self.blocks.hashes.len() < self.needs.max_blocks {
-            let room = self.needs.block_bytes - self.filled();
-            let (now, later) = text.split_at(room.min(text.len()));
-            self.buffer.extend_from_slice(now);
-            text = later;
-            if self.filled() == self.needs.block_bytes {
-                self.close();
-            }
-        }
-    }
-
-    fn filled(&self) -> usize {
-        self.buffer.len() - self.digits
-    }
-
-    fn close(&mut self) {
-        let hash = xxh64(&self.buffer, 0);
-        self.blocks.hashes.push(hash);
-        self.blocks.bytes += self.filled() as u64;
-        self.begin(hash);
-    }
-
-    fn finish(mut self) -> Blocks {
-        if self.filled() > 0 {
-            self.close();
-        }
-        self.blocks
-    }
+/// Digest of what a block holds beside text.
+pub fn digest(bytes: &[u8]) -> u64 {
+    xxh3_64(bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-    use rstest::rstest;
 
-    const KTHENA: BlockNeeds = BlockNeeds { block_bytes: 64, max_blocks: 128, capacity: 50_000 };
-
-    fn hashes(model: &str, text: &[u8]) -> Vec<u64> {
-        Blocks::of_text(KTHENA, model, None, |sink| sink(text)).hashes
+    fn ids(range: std::ops::Range<u32>) -> Vec<u32> {
+        range.collect()
     }
 
-    /// Vectors recomputed from Kthena's rule with an independent implementation.
-    #[rstest]
-    #[case("test-model", "Hello World", &[1_993_528_491_812_861_608])]
-    #[case("m", "<|im_start|>user\nhi<|im_end|>\n", &[9_652_232_318_509_682_243])]
-    #[case("m", &"a".repeat(64), &[13_915_909_083_615_432_819])]
-    #[case("m", &"a".repeat(65), &[13_915_909_083_615_432_819, 2_655_498_438_455_834_009])]
-    #[case("", &"a".repeat(64), &[1_576_699_153_624_199_785])]
-    #[case("m", &"héllo wörld ".repeat(12), &[11_859_178_435_642_820_092, 17_803_411_585_659_159_580, 1_066_189_564_980_749_117])]
-    fn the_hashes_are_kthenas(#[case] model: &str, #[case] text: &str, #[case] expected: &[u64]) {
-        assert_eq!(hashes(model, text.as_bytes()), expected);
+    /// Vectors computed with Python's xxhash and with `kv-index`.
+    #[test]
+    fn token_hashes_are_the_golden_ones() {
+        let blocks = Blocks::of_tokens(&ids(0..33), 16, Namespace::default());
+        assert_eq!(blocks.contents(), [0xd47a_8f41_c833_328a, 0xd439_3917_8abd_00db]);
+        assert_eq!(blocks.names(), [0xd47a_8f41_c833_328a, 0xbf15_dffb_1644_7f38]);
+        let scratch = &mut Vec::new();
+        assert_eq!(token_content(&ids(0..16), 0, 0, scratch), 0x79c2_079c_74a8_ee4d);
+        assert_eq!(token_content(&ids(16..32), 0, 0, scratch), 0x0de7_5b0e_004b_90fe);
     }
 
     #[test]
-    fn a_long_prompt_stops_at_the_last_block() {
-        let text: Vec<u8> = (b'a'..=b'z').cycle().take(8_192).collect();
-        let golden = hashes("bench-model", &text);
-        assert_eq!(
-            (golden.len(), golden[0], golden[1]),
-            (128, 2_255_003_460_060_045_391, 11_149_546_857_834_002_314)
-        );
-        assert_eq!(golden[127], 3_713_727_362_220_958_295);
-        let longer: Vec<u8> = (b'a'..=b'z').cycle().take(9_000).collect();
-        assert_eq!(hashes("bench-model", &longer), golden);
+    fn the_last_token_is_always_computed() {
+        let depth = |n| Blocks::of_tokens(&ids(0..n), 32, Namespace::default()).len();
+        assert_eq!([depth(0), depth(32), depth(33), depth(64), depth(65)], [0, 0, 1, 1, 2]);
+        let blocks = Blocks::of_tokens(&ids(0..161), 32, Namespace::default());
+        assert_eq!((blocks.tokens(3), blocks.tokens(5), blocks.tokens(9)), (96, 160, 160));
     }
 
     #[test]
-    fn a_cache_salt_shares_nothing() {
-        let salted = |salt| Blocks::of_text(KTHENA, "m", salt, |sink| sink(b"text")).hashes;
-        assert_ne!(salted(None), salted(Some("a")));
-        assert_ne!(salted(Some("a")), salted(Some("b")));
-    }
-
-    #[test]
-    fn tokens_of_a_depth_never_exceed_the_text() {
-        let blocks = Blocks::of_text(KTHENA, "m", None, |sink| sink(&[b'x'; 70]));
+    fn tokens_of_a_text_never_exceed_it() {
+        let needs = BlockNeeds { block_bytes: 64, max_blocks: 128, capacity: 1, follows_engine: false };
+        let blocks = Blocks::of_text(needs, "m", None, |sink| sink(&[b'x'; 70]));
         assert_eq!((blocks.tokens(0), blocks.tokens(1), blocks.tokens(2), blocks.tokens(9)), (0, 16, 17, 17));
     }
 
-    proptest! {
-        #[test]
-        fn pieces_do_not_matter(text in prop::collection::vec(any::<u8>(), 0..400), cuts in prop::collection::vec(1usize..50, 1..20)) {
-            let pieces = Blocks::of_text(KTHENA, "m", None, |sink| {
-                let mut rest = text.as_slice();
-                for cut in cuts.iter().cycle() {
-                    if rest.is_empty() { break; }
-                    let (piece, later) = rest.split_at((*cut).min(rest.len()));
-                    sink(piece);
-                    rest = later;
-                }
-            });
-            prop_assert_eq!(pieces.hashes, hashes("m", &text));
+    #[test]
+    fn adapters_and_salts_share_no_block() {
+        let spaces = [
+            Namespace::default(),
+            Namespace { adapter: Some("t1"), salt: None },
+            Namespace { adapter: None, salt: Some("t1") },
+            Namespace { adapter: Some("t1"), salt: Some("t1") },
+        ];
+        let named: Vec<Blocks> =
+            spaces.iter().map(|space| Blocks::of_tokens(&ids(0..65), 16, *space)).collect();
+        for (at, a) in named.iter().enumerate() {
+            for b in &named[at + 1..] {
+                assert_ne!(a.contents()[0], b.contents()[0]);
+                assert!(a.names().iter().zip(b.names()).all(|(a, b)| a != b));
+            }
         }
+        assert_eq!(Namespace { adapter: Some(""), salt: Some("") }.seed(), Namespace::default().seed());
     }
 }

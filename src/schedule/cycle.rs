@@ -10,6 +10,8 @@ use super::Ask;
 use super::pipeline::{NamedFilter, Profile, Scored};
 use super::plugin::WhenEmpty;
 use super::record::{CandidateRow, FilteredBy};
+use crate::index::Held;
+use crate::index::knowledge::Lookups;
 use crate::refusal::{Reason, Refusal};
 use crate::state::endpoint::Load;
 use crate::state::signals::Millis;
@@ -45,8 +47,8 @@ impl Cycle<'_> {
 pub struct Candidate {
     /// Index into the pool's members.
     pub member: u32,
-    /// Leading prompt blocks it is believed to hold.
-    pub depth: u32,
+    /// What it is believed to hold of the prompt.
+    pub held: Held,
     /// Its load.
     pub load: Load,
 }
@@ -71,6 +73,8 @@ pub struct Workspace {
     pub totals: Vec<f32>,
     /// The pick, indices into `candidates`.
     pub ranked: Vec<u32>,
+    /// Scratch space of the lookups of caches.
+    pub lookups: Lookups,
     dropped: Vec<Dropped>,
     verdicts: Vec<Option<&'static str>>,
     /// Raw scores, scorer by scorer.
@@ -121,7 +125,7 @@ impl Workspace {
         self.candidates.clear();
         self.candidates.extend(cx.pool.members.iter().enumerate().map(|(at, member)| Candidate {
             member: at as u32,
-            depth: 0,
+            held: Held::default(),
             load: member.endpoint.load(cx.now, cx.staleness),
         }));
     }

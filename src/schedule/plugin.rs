@@ -56,8 +56,10 @@ pub trait Picker: Debug + Send + Sync {
 /// What a plugin needs to be known before its cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Prompt text in blocks, and who holds them.
+    /// Prompt text in blocks, and who was sent them.
     pub blocks: Option<BlockNeeds>,
+    /// Prompt tokens in blocks, and who holds them.
+    pub tokens: bool,
     /// Engine metrics.
     pub metrics: bool,
     /// Adapter lists.
@@ -73,6 +75,8 @@ pub struct BlockNeeds {
     pub max_blocks: usize,
     /// Blocks remembered for each endpoint.
     pub capacity: usize,
+    /// Whether the size of the engine's own cache, where it is known, is taken in place of `capacity`.
+    pub follows_engine: bool,
 }
 
 /// A configured plugin. One that is both filter and scorer fills both.

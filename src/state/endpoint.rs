@@ -11,7 +11,9 @@ use ahash::AHashMap;
 use arc_swap::ArcSwapOption;
 
 use super::ObjectName;
+use super::cache::CacheKnowledge;
 use super::health::Health;
+use super::seat::Seat;
 use super::signals::{Millis, SignalKind, Signals};
 
 /// What requests in flight have booked. Every field is back at 0 when nothing is in flight.
@@ -38,6 +40,15 @@ impl Booked {
 pub struct Adapters {
     /// Names the engine lists as models: base names and loaded adapters.
     pub served: Vec<Box<str>>,
+    /// Those of them that are adapters: they name a parent.
+    pub adapters: Vec<Box<str>>,
+}
+
+impl Adapters {
+    /// Whether the engine lists that name.
+    pub fn serves(&self, model: &str) -> bool {
+        self.served.iter().any(|name| **name == *model)
+    }
 }
 
 /// The adapters at work, from the engine's newest LoRA series.
@@ -89,6 +100,18 @@ pub struct Live {
     pub predicted_cached_tokens: AtomicU64,
     /// See `predicted_cached_tokens`.
     pub reported_cached_tokens: AtomicU64,
+    /// How far what is believed of its cache can be believed.
+    pub cache: CacheKnowledge,
+    seat: Seat,
+}
+
+/// Who holds blocks: an endpoint as an index knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Holder {
+    /// Its seat: dense, so that numbers about endpoints lie side by side, and given to another once it is gone.
+    pub seat: u32,
+    /// Its slot, which tells it from those who had the seat before.
+    pub slot: u64,
 }
 
 /// One inference endpoint. Shared by every snapshot and every request that knows it.
@@ -162,6 +185,11 @@ impl Endpoint {
         }
     }
 
+    /// The endpoint as indexes know it.
+    pub fn holder(&self) -> Holder {
+        Holder { seat: self.live.seat.number(), slot: self.slot }
+    }
+
     /// The load at `now`, read once per cycle.
     pub fn load(&self, now: Millis, staleness: Duration) -> Load {
         let (own, prefill_tokens, decode_tokens) = self.booked.read();
@@ -175,6 +203,18 @@ impl Endpoint {
             waiting: fresh(SignalKind::Waiting).map(|v| v as f32),
             kv_usage: fresh(SignalKind::KvUsage).map(|v| v as f32),
         }
+    }
+
+    /// Tokens in a block of its KV cache, once it said so.
+    pub fn block_tokens(&self) -> Option<usize> {
+        let (tokens, _) = self.signals.last(SignalKind::BlockSize, Millis::now())?;
+        (tokens >= 1.0).then_some(tokens as usize)
+    }
+
+    /// Tokens its KV cache can hold, once it said so.
+    pub fn cache_tokens(&self) -> Option<u64> {
+        let last = |kind| self.signals.last(kind, Millis::now()).map(|(value, _)| value);
+        Some((last(SignalKind::Blocks)? * last(SignalKind::BlockSize)?) as u64)
     }
 
     /// Whether `spec` describes this very endpoint: labels and the rest may change while it lives.

@@ -124,6 +124,9 @@ pub struct PoolMemory {
     pub learned: Learned,
 }
 
+/// Fewest tokens in a block of a prompt: engines with pages of one token would cost an entry a token.
+pub const LEAST_BLOCK: usize = 16;
+
 /// One pool in one snapshot.
 #[derive(Debug)]
 pub struct Pool {
@@ -157,6 +160,22 @@ impl Pool {
             by_address.entry(member.endpoint.address).or_insert(at);
         }
         Self { label: name.to_string().into(), name, model, members, by_address, traffic, memory }
+    }
+
+    /// Tokens in a block of its engines' caches, once one said so: at least [`LEAST_BLOCK`], in whole blocks of theirs.
+    pub fn block_tokens(&self) -> Option<usize> {
+        let reported = self.members.iter().find_map(|member| member.endpoint.block_tokens())?;
+        Some(reported * LEAST_BLOCK.div_ceil(reported))
+    }
+
+    /// Whether `model` is an adapter on the base model of this pool, as far as its engines listed their models.
+    pub fn is_adapter(&self, model: &str) -> bool {
+        let listed = |member: &Arc<Member>| {
+            let adapters = member.endpoint.adapters.load();
+            adapters.as_ref().map(|a| a.adapters.iter().any(|name| **name == *model) || !a.serves(model))
+        };
+        // Engines of a pool serve one base model, so the first list that names `model` as none is enough.
+        self.model.as_deref() != Some(model) && self.members.iter().find_map(listed).unwrap_or(false)
     }
 
     /// The member at that address.

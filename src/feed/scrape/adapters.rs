@@ -98,14 +98,19 @@ struct ModelList {
 #[derive(Deserialize)]
 struct Model {
     id: Box<str>,
+    /// The base model of an adapter.
+    #[serde(default)]
+    parent: Option<Box<str>>,
 }
 
 /// The names in an answer to `GET /v1/models`; `None` if it is not such a list or an empty one, which no engine that
 /// serves has.
 pub fn parse_models(body: &[u8]) -> Option<Adapters> {
     let list: ModelList = serde_json::from_slice(body).ok()?;
+    let adapters =
+        list.data.iter().filter(|model| model.parent.is_some()).map(|model| model.id.clone()).collect();
     let served: Vec<Box<str>> = list.data.into_iter().map(|model| model.id).collect();
-    (!served.is_empty()).then_some(Adapters { served })
+    (!served.is_empty()).then_some(Adapters { served, adapters })
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ impl Worker {
                 drop(status);
                 if restarted {
                     info!(endpoint = %endpoint.name, address = &*endpoint.destination, "engine restarted");
-                    (self.on_restart)(endpoint.slot);
+                    (self.on_restart)(endpoint);
                     self.shared.models.notify_one();
                 }
                 true

@@ -248,7 +248,7 @@ async fn a_restart_is_told_and_the_models_are_asked_again() {
     let endpoint = server.endpoint("a");
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = Arc::clone(&told);
-    let scraper = Scraper::new(config(), Arc::new(move |slot| tell.lock().push(slot)));
+    let scraper = Scraper::new(config(), Arc::new(move |endpoint| tell.lock().push(endpoint.slot)));
     scraper.follow(&[Arc::clone(&endpoint)]);
     let serves =
         |name: &str| endpoint.adapters.load().as_ref().is_some_and(|adapters| &*adapters.served[0] == name);

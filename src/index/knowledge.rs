@@ -1,0 +1,144 @@
+//! Everything believed about who holds what, and which of it a pick goes by.
+
+use std::sync::Arc;
+
+use super::{ApproximateIndex, DepthSink, EventIndex, Tier};
+use crate::prompt::{Blocks, Prepared};
+use crate::state::Endpoint;
+use crate::state::cache::Rung;
+
+/// What an endpoint is believed to hold of one prompt. Depths count leading blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Held {
+    /// Blocks of text that were sent there.
+    pub text: u32,
+    /// Blocks of tokens that were sent there.
+    pub routed: u32,
+    /// Blocks of tokens that its events announced, in any tier; none where its events are not followed.
+    pub precise: Option<u32>,
+    /// As `precise`, in device memory alone.
+    pub device: Option<u32>,
+    /// Tokens, by the best rung that is trusted.
+    pub tokens: u32,
+    /// That rung.
+    pub rung: Rung,
+}
+
+impl Held {
+    /// Tokens that `rung` says are held; none where it does not know.
+    pub fn tokens_by(&self, rung: Rung, prompt: &Prepared) -> Option<u64> {
+        match rung {
+            Rung::Precise => {
+                self.precise.filter(|_| !prompt.ids.is_empty()).map(|depth| prompt.ids.tokens(depth))
+            }
+            Rung::Approximate if !prompt.ids.is_empty() => Some(prompt.ids.tokens(self.routed)),
+            Rung::Approximate if !prompt.text.is_empty() => Some(prompt.text.tokens(self.text)),
+            _ => None,
+        }
+    }
+
+    /// Settles which rung counts.
+    fn judge(&mut self, prompt: &Prepared, endpoint: &Endpoint) {
+        let best = [Rung::Precise, Rung::Shared, Rung::Approximate]
+            .into_iter()
+            .filter(|&rung| endpoint.cache.trusts(rung))
+            .find_map(|rung| Some((rung, self.tokens_by(rung, prompt)?)));
+        let (rung, tokens) = best.unwrap_or((Rung::Load, 0));
+        self.rung = rung;
+        self.tokens = tokens.min(prompt.tokens) as u32;
+    }
+}
+
+/// Indexes over token ids. They outlive every configuration.
+#[derive(Debug)]
+pub struct TokenIndexes {
+    /// What engines announce.
+    pub events: EventIndex,
+    /// What was sent.
+    pub routed: ApproximateIndex,
+}
+
+/// Blocks in each index, all endpoints together: at 64 bytes each, 8 GB at the very most.
+const MOST_BLOCKS: usize = 128 << 20;
+
+impl Default for TokenIndexes {
+    fn default() -> Self {
+        Self::new(MOST_BLOCKS)
+    }
+}
+
+impl TokenIndexes {
+    /// Empty indexes of at most so many blocks each.
+    pub fn new(most_blocks: usize) -> Self {
+        Self { events: EventIndex::new(most_blocks), routed: ApproximateIndex::new(most_blocks) }
+    }
+
+    /// Drops what is known of every endpoint but those whose slot is `live`.
+    pub fn retain(&self, live: &dyn Fn(u64) -> bool) {
+        self.events.retain(live);
+        self.routed.retain(live);
+    }
+
+    /// Drops what is known of an endpoint: it is gone, or its process started anew.
+    pub fn forget(&self, endpoint: &Endpoint) {
+        self.events.clear(endpoint.holder());
+        self.routed.forget(endpoint.slot);
+    }
+}
+
+/// The index over text, as one profile cuts it.
+#[derive(Clone, Debug)]
+pub struct TextIndex {
+    /// How text is cut.
+    pub needs: crate::schedule::plugin::BlockNeeds,
+    /// What was sent.
+    pub routed: Arc<ApproximateIndex>,
+}
+
+/// Scratch space of one cycle's lookups.
+#[derive(Debug, Default)]
+pub struct Lookups {
+    text: DepthSink,
+    routed: DepthSink,
+    tiers: [DepthSink; Tier::ALL.len()],
+}
+
+impl Lookups {
+    /// Looks a prompt up everywhere.
+    pub fn run(&mut self, prompt: &Prepared, text: Option<&TextIndex>, tokens: &TokenIndexes) {
+        self.text.begin();
+        self.routed.begin();
+        self.tiers.iter_mut().for_each(DepthSink::begin);
+        if let Some(text) = text {
+            text.routed.score_into(&prompt.text, &mut self.text);
+        }
+        if !prompt.ids.is_empty() {
+            tokens.routed.score_into(&prompt.ids, &mut self.routed);
+            for tier in Tier::ALL {
+                tokens.events.score_into(tier, prompt.ids.contents(), &mut self.tiers[tier as usize]);
+            }
+        }
+    }
+
+    /// What one endpoint holds.
+    pub fn held(&self, prompt: &Prepared, endpoint: &Endpoint) -> Held {
+        let holder = endpoint.holder();
+        let follows = endpoint.cache.follows_events();
+        let deepest = self.tiers.iter().map(|tier| tier.depth(holder)).max().unwrap_or(0);
+        let mut held = Held {
+            text: self.text.depth(holder),
+            routed: self.routed.depth(holder),
+            precise: follows.then_some(deepest),
+            device: follows.then(|| self.tiers[Tier::Gpu as usize].depth(holder)),
+            ..Held::default()
+        };
+        held.judge(prompt, endpoint);
+        held
+    }
+}
+
+/// Blocks of a prompt that an engine's cache can hold, for an LRU that follows it; none if the engine does not say.
+pub fn capacity_in(blocks: &Blocks, cache_tokens: Option<u64>) -> Option<usize> {
+    let per_block = blocks.tokens(1).max(1);
+    cache_tokens.map(|tokens| (tokens / per_block).max(1) as usize)
+}
