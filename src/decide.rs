@@ -25,6 +25,7 @@ use crate::route::Question;
 use crate::schedule::{Ask, Pipeline, Scheduler, Subset};
 use crate::snapshot::{Routed, Store};
 use crate::state::pool::TrafficPolicy;
+use crate::state::rates::Forecast;
 use crate::state::reservation::Leg;
 use crate::state::{Endpoint, ObjectName, Pool};
 
@@ -133,6 +134,8 @@ pub struct Served {
     pub withhold_usage: bool,
     /// Timeout and retries of the pool.
     pub traffic: TrafficPolicy,
+    /// How long the endpoint was expected to take.
+    pub forecast: Forecast,
     /// When the engine should have prefilled the prompt.
     pub prefill: Duration,
     /// Whether the client asked for a stream.
@@ -228,6 +231,7 @@ impl Decider {
             edits,
             withhold_usage,
             traffic: routed.pool.traffic,
+            forecast: picked.forecast,
             prefill: routed.pool.memory.learned.expected_prefill(uncached),
             stream: request.stream,
         })))
@@ -286,16 +290,21 @@ impl Decider {
     ) -> Prepared {
         let began = Instant::now();
         let salt = request.cache_salt.as_deref();
-        let mut prompt = Prepared { tokens: request.prompt.estimated_tokens(), ..Prepared::default() };
+        let engine_block = routed.pool.engine_block();
+        let tokens = request.prompt.estimated_tokens();
+        let mut prompt = Prepared { tokens, engine_block, ..Prepared::default() };
         if let Some(text) = &pipeline.text {
             let render = |sink: &mut dyn FnMut(&[u8])| request.prompt.render(body, sink);
             prompt.text = Blocks::of_text(text.needs, &routed.target_model, salt, render);
+        }
+        for &bytes in &pipeline.heads {
+            prompt.add_head(bytes, |sink| request.prompt.render(body, sink));
         }
         if pipeline.tokens
             && let Some(ids) = request.prompt.token_ids()
         {
             prompt.counted = true;
-            if let Some(block) = routed.pool.block_tokens() {
+            if let Some(block) = engine_block {
                 let model = &*routed.target_model;
                 let adapter = routed.pool.is_adapter(model).then_some(model);
                 prompt.ids = Blocks::of_tokens(ids, block, Namespace { adapter, salt });

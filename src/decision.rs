@@ -84,6 +84,8 @@ pub struct Predictions {
     pub shared: Option<f32>,
     /// By the engine's events.
     pub precise: Option<f32>,
+    /// By how much a prediction may be off and still be right: one block of the engine's, where tokens were estimated.
+    pub tolerance: f32,
 }
 
 impl Predictions {
@@ -96,6 +98,10 @@ impl Predictions {
             approximate: share(Rung::Approximate),
             shared: share(Rung::Shared),
             precise: share(Rung::Precise),
+            tolerance: match prompt.engine_block {
+                Some(block) if !prompt.counted => block as f32 / prompt.tokens.max(1) as f32,
+                _ => 0.0,
+            },
         }
     }
 

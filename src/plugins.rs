@@ -14,12 +14,18 @@ pub mod pick_two_choices;
 pub mod pick_weighted_random;
 pub mod pick_weighted_round_robin;
 mod ranking;
+mod rendezvous;
+pub mod score_bounded_load_hash;
 pub mod score_gauges;
 pub mod score_gpu_usage;
 pub mod score_least_latency;
 pub mod score_lora_affinity;
+pub mod score_marginal_cost;
+pub mod score_no_hit_lru;
 pub mod score_outstanding_tokens;
+pub mod score_precise_prefix;
 pub mod score_prefix_cache;
+pub mod score_prefix_or_two_choices;
 pub mod score_random;
 
 use std::sync::Arc;
@@ -34,8 +40,13 @@ pub const PLUGINS: &[&Kind] = &[
     &filter_subset::KIND,
     &filter_health::KIND,
     &filter_lora_affinity::KIND,
+    &score_marginal_cost::KIND,
     &least_request::KIND,
     &score_prefix_cache::KIND,
+    &score_precise_prefix::KIND,
+    &score_prefix_or_two_choices::KIND,
+    &score_bounded_load_hash::KIND,
+    &score_no_hit_lru::KIND,
     &score_outstanding_tokens::KIND,
     &score_gpu_usage::KIND,
     &score_least_latency::KIND,
@@ -80,28 +91,17 @@ pub fn default_picker() -> NamedPicker {
     }
 }
 
-/// The built-in profile: `prefix-cache`, `outstanding-tokens` and `least-request`, equal weights.
-///
-/// Its prompts are cut into 512 bytes, about 128 tokens: what a match is worth changes little below that, and every block
-/// costs a few cache misses in the index. 256 blocks reach over the first 128 KB.
+/// The built-in profile: `marginal-cost` alone, which weighs caches, queues and speed in one unit.
 pub fn default_parts() -> Vec<Part> {
-    let blocks = serde_json::json!({"blockSizeToHash": 512, "maxBlocksToMatch": 256});
-    let scorers = [
-        (&score_prefix_cache::KIND, blocks),
-        (&score_outstanding_tokens::KIND, Value::Null),
-        (&least_request::KIND, Value::Null),
-    ];
-    scorers
-        .into_iter()
-        .map(|(kind, parameters)| Part {
-            name: kind.name.into(),
-            kind: kind.name,
-            weight: 1.0,
-            instance: (kind.build)(parameters).unwrap_or_default(),
-            filters: false,
-            scores: true,
-        })
-        .collect()
+    let kind = &score_marginal_cost::KIND;
+    vec![Part {
+        name: kind.name.into(),
+        kind: kind.name,
+        weight: 1.0,
+        instance: (kind.build)(Value::Null).unwrap_or_default(),
+        filters: false,
+        scores: true,
+    }]
 }
 
 #[cfg(test)]
@@ -157,7 +157,7 @@ pub(crate) mod testing {
         ask: &Ask<'_>,
         body: impl FnOnce(&Cycle<'_>, &mut Vec<Candidate>) -> R,
     ) -> R {
-        let cx = Cycle { pool, ask, now: Millis::now(), staleness: Duration::from_secs(2) };
+        let cx = Cycle::new(pool, ask, Duration::from_secs(2));
         let mut candidates = (0..pool.members.len())
             .map(|at| Candidate {
                 member: at as u32,
@@ -232,7 +232,7 @@ mod tests {
             let name = entry.unwrap().file_name().into_string().unwrap();
             let module = name.trim_end_matches(".rs");
             assert!(
-                module == "ranking" || source.contains(&format!("&{module}::")),
+                ["ranking", "rendezvous"].contains(&module) || source.contains(&format!("&{module}::")),
                 "{name} is not in PLUGINS"
             );
         }

@@ -26,8 +26,9 @@ use crate::index::knowledge::capacity_in;
 use crate::index::{Held, TokenIndexes};
 use crate::prompt::Prepared;
 use crate::refusal::{Reason, Refusal};
-use crate::state::reservation::{Leg, Role};
-use crate::state::signals::Millis;
+use crate::state::cache::Rung;
+use crate::state::rates::{self, Forecast};
+use crate::state::reservation::{Leg, Role, Work};
 use crate::state::{Endpoint, Pool};
 
 /// Blocks remembered for an endpoint that does not say how many it has: what llm-d assumes.
@@ -67,6 +68,8 @@ pub struct Picked {
     pub record: LegRecord,
     /// What the choice is believed to hold of the prompt already.
     pub held: Held,
+    /// How long it was expected to take.
+    pub forecast: Forecast,
 }
 
 /// Runs the current pipeline.
@@ -92,6 +95,17 @@ impl Scheduler {
     /// Replaces the pipeline; cycles under way finish with the old one.
     pub fn replace(&self, pipeline: Pipeline) {
         self.pipeline.store(Arc::new(pipeline));
+    }
+
+    /// The best source of knowledge about an endpoint's cache that the present profile asks for and picks may go by.
+    pub fn best_rung(&self, endpoint: &Endpoint) -> Rung {
+        let pipeline = self.pipeline();
+        let asked = |rung: &Rung| match rung {
+            Rung::Precise => pipeline.tokens,
+            Rung::Approximate => pipeline.tokens || pipeline.text.is_some(),
+            _ => false,
+        };
+        endpoint.cache.trusted().find(asked).unwrap_or_default()
     }
 
     /// Drops what is known of an endpoint's cache: its process started anew.
@@ -124,16 +138,25 @@ impl Scheduler {
             return Err(Refusal::new(Reason::NotCached, why));
         }
         let uncached = ask.prompt.tokens - predicted_cached_tokens;
-        let output =
-            pool.memory.learned.expected_output(ask.max_tokens).saturating_mul(u64::from(ask.answers));
+        let output = Cycle::new(pool, ask, self.staleness).output_tokens;
         let member = Arc::clone(&pool.members[chosen.member as usize]);
-        let leg = Leg::book(Role::Serve, Arc::clone(pool), member, uncached, output);
+        let own = rates::prefill(uncached as f64, f64::from(held.tokens));
+        let work = Work { prefill_tokens: uncached, decode_tokens: output, prefill_seconds: own };
+        let leg = Leg::book(Role::Serve, Arc::clone(pool), member, work);
+        let forecast = Forecast {
+            prefill: f64::from(chosen.load.prefill_seconds) + own,
+            sequences: f64::from(chosen.load.requests()) + 1.0,
+            context: f64::from(chosen.load.decode_tokens) + ask.prompt.tokens as f64,
+        };
+        if held.tokens == 0 {
+            leg.member.endpoint.cache.note_cold();
+        }
         drop(cycle);
         let record = record(&space, &profile, pool, ask, Some((uncached, output)));
         let ranked: SmallVec<[Arc<Endpoint>; 3]> =
             space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
         self.remember(pipeline, ask.prompt, &leg.member.endpoint);
-        Ok(Picked { ranked, leg, record, held })
+        Ok(Picked { ranked, leg, record, held, forecast })
     }
 
     /// What was sent to `endpoint` is there from now on, as far as its cache reaches.
@@ -142,11 +165,13 @@ impl Scheduler {
         if let Some(text) = &pipeline.text {
             let followed = cache.filter(|_| text.needs.follows_engine);
             let capacity = capacity_in(&prompt.text, followed).unwrap_or(text.needs.capacity);
-            text.routed.routed(&prompt.text, endpoint.holder(), capacity);
+            let remembered =
+                text.routed.routed(&prompt.text, endpoint.holder(), endpoint.cache.remembered(capacity));
+            endpoint.cache.set_blocks(remembered);
         }
         if !prompt.ids.is_empty() {
             let capacity = capacity_in(&prompt.ids, cache).unwrap_or(UNKNOWN_CACHE);
-            self.tokens.routed.routed(&prompt.ids, endpoint.holder(), capacity);
+            self.tokens.routed.routed(&prompt.ids, endpoint.holder(), endpoint.cache.remembered(capacity));
         }
     }
 
@@ -173,8 +198,7 @@ impl Scheduler {
         ask: &Ask<'_>,
     ) -> Result<Arc<Profile>, Refusal> {
         let profile = Arc::clone(&pipeline.profile);
-        let now = Millis::now();
-        let cx = Cycle { pool, ask, now, staleness: self.staleness };
+        let cx = Cycle::new(pool, ask, self.staleness);
         space.begin(&cx);
         let Workspace { lookups, candidates, .. } = space;
         lookups.run(ask.prompt, pipeline.text.as_ref(), &self.tokens);

@@ -5,6 +5,7 @@
 //! of its decision comes or time is up; an entry that comes first waits for its stream. Either way it is settled once.
 
 mod conclude;
+mod learn;
 mod log;
 mod progress;
 
@@ -24,6 +25,7 @@ pub use progress::{AccessLogFacts, Progress, UpstreamFacts};
 use crate::decision::{Outcome, Record, Ring};
 use crate::metrics::{Degraded, Metrics};
 use crate::refusal::Refusal;
+use crate::state::rates::Forecast;
 use crate::state::reservation::Leg;
 use crate::state::{Endpoint, Pool};
 
@@ -57,10 +59,14 @@ pub struct Closing {
     pub uncached: u64,
     /// Output tokens expected.
     pub expected_output: u64,
+    /// How long the pick expected it to take.
+    pub forecast: Forecast,
     /// Whether Envoy shows us response bodies, so that the stream cannot end before them.
     pub sees_response_body: bool,
     /// When the stream began.
     pub started: Instant,
+    /// From the decision to the end of the response, if that was seen.
+    pub lasted: Option<Duration>,
 }
 
 /// Called with an endpoint when an engine says it does not serve a model.
@@ -170,6 +176,8 @@ impl Ledger {
     pub fn close(&self, mut closing: Closing) {
         let now = Instant::now();
         closing.record.stages.total = now.duration_since(closing.started);
+        let decided = closing.progress.decided.filter(|_| closing.progress.complete);
+        closing.lasted = decided.map(|decided| now.duration_since(decided));
         if let Some(leg) = self.keep_booked(&mut closing, now) {
             let predicted = predicted_end(&closing, now);
             closing.leg = Some(leg);

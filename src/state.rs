@@ -7,6 +7,7 @@ pub mod cache;
 pub mod endpoint;
 pub mod health;
 pub mod pool;
+pub mod rates;
 pub mod reservation;
 mod seat;
 pub mod signals;

@@ -155,6 +155,7 @@ impl Topology {
 mod tests {
     use super::*;
     use crate::state::PoolKind;
+    use crate::state::reservation::tests::work;
     use crate::state::reservation::{Leg, Role};
 
     fn endpoint(name: &str, address: &str, app: &str) -> EndpointSpec {
@@ -188,7 +189,7 @@ mod tests {
         let here = || world(vec![endpoint("a", "10.0.0.1:80", "x")], vec![pool("p", "x")]);
         let first = topology.apply(here(), Instant::now());
         let member = Arc::clone(&first.pools[0].members[0]);
-        let _leg = Leg::book(Role::Serve, Arc::clone(&first.pools[0]), Arc::clone(&member), 10, 1);
+        let _leg = Leg::book(Role::Serve, Arc::clone(&first.pools[0]), Arc::clone(&member), work(10, 1));
         let again = topology.apply(here(), Instant::now());
         assert!(Arc::ptr_eq(&again.pools[0].members[0], &member));
         topology.apply(world(vec![], vec![pool("p", "x")]), Instant::now());
@@ -207,7 +208,7 @@ mod tests {
         let pools = || vec![pool("p", "x")];
         let first = topology.apply(world(vec![endpoint("a", "10.0.0.1:80", "x")], pools()), Instant::now());
         let member = Arc::clone(&first.pools[0].members[0]);
-        let _leg = Leg::book(Role::Serve, Arc::clone(&first.pools[0]), Arc::clone(&member), 10, 1);
+        let _leg = Leg::book(Role::Serve, Arc::clone(&first.pools[0]), Arc::clone(&member), work(10, 1));
         let mut heavier = endpoint("a", "10.0.0.1:80", "x");
         heavier.weight = 3.0;
         heavier.labels.insert("tier".to_owned(), "gold".to_owned());

@@ -50,8 +50,9 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
             let pools = pools_of(&snapshot, endpoint.slot);
             let health = &endpoint.health;
             let adapters = endpoint.adapters.load();
-            let pipeline = admin.shared.decider.scheduler.pipeline();
-            let index = pipeline.text.as_ref().map(|text| text.routed.blocks_of(endpoint.slot).0);
+            let scheduler = &admin.shared.decider.scheduler;
+            let index = scheduler.pipeline().text.as_ref().map(|text| text.routed.blocks_of(endpoint.slot).0);
+            let pool = snapshot.pools.iter().find(|pool| pool.has(endpoint.slot));
             json!({
                 "endpoint": endpoint.destination,
                 "name": endpoint.name.to_string(),
@@ -66,9 +67,15 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
                 "models": adapters.as_ref().map(|adapters| adapters.served.clone()),
                 "signals": view::signals(endpoint, now),
                 "reserved": view::booked(&endpoint.booked),
-                "rung": if index.is_some() { "approximate" } else { "load" },
+                "rung": scheduler.best_rung(endpoint).name(),
+                "events": endpoint.cache.events().name(),
+                "truth": view::truth(endpoint),
                 "index_blocks": index,
-                "rates": {},
+                "token_blocks": {
+                    "routed": scheduler.tokens.routed.blocks_of(endpoint.slot).0,
+                    "events": scheduler.tokens.events.blocks_of(endpoint.holder()),
+                },
+                "rates": view::rates(endpoint, pool.map(|pool| &**pool)),
             })
         })
         .collect();
@@ -76,9 +83,7 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
 }
 
 fn pools_of(snapshot: &Snapshot, slot: u64) -> Vec<String> {
-    let has =
-        |pool: &&Arc<crate::state::Pool>| pool.members.iter().any(|member| member.endpoint.slot == slot);
-    snapshot.pools.iter().filter(has).map(|pool| pool.label.to_string()).collect()
+    snapshot.pools.iter().filter(|pool| pool.has(slot)).map(|pool| pool.label.to_string()).collect()
 }
 
 /// A request to explain.

@@ -7,7 +7,10 @@ use crate::decision::Record;
 use crate::feed::scrape::ScrapeStatus;
 use crate::schedule::{CandidateRow, LegRecord};
 use crate::state::Endpoint;
+use crate::state::Pool;
+use crate::state::cache::Rung;
 use crate::state::endpoint::Booked;
+use crate::state::rates::Factors;
 use crate::state::signals::{Millis, SignalKind};
 
 /// A score as JSON; NaN is null.
@@ -84,13 +87,27 @@ fn candidate(leg: &LegRecord, row: &CandidateRow) -> Value {
             (scorer.name.to_string(), shown)
         })
         .collect();
-    json!({"endpoint": row.endpoint, "filtered_by": filtered_by, "scores": scores, "total": score(row.total)})
+    json!({
+        "endpoint": row.endpoint,
+        "filtered_by": filtered_by,
+        "scores": scores,
+        "total": score(row.total),
+        "cached_tokens": row.cached_tokens,
+        "rung": row.rung.name(),
+    })
 }
 
 /// What is booked.
 pub fn booked(booked: &Booked) -> Value {
     let (requests, prefill, decode) = booked.read();
-    json!({"requests": requests, "prefill_tokens": prefill, "decode_tokens": decode})
+    let (decoding, prefill_seconds) = booked.phases();
+    json!({
+        "requests": requests,
+        "decoding": decoding,
+        "prefill_tokens": prefill,
+        "prefill_seconds": prefill_seconds,
+        "decode_tokens": decode,
+    })
 }
 
 /// How an endpoint reports itself: the engine whose names its page has, the name each signal goes by there, and what is
@@ -115,4 +132,32 @@ pub fn signals(endpoint: &Endpoint, now: Millis) -> Value {
         (kind.name().to_owned(), shown)
     });
     Value::Object(signals.collect())
+}
+
+/// How fast an endpoint is taken to be, and how many responses have shown it.
+pub fn rates(endpoint: &Endpoint, pool: Option<&Pool>) -> Value {
+    let usual = pool.map_or(Factors::UNIT, |pool| pool.memory.learned.rates.factors(Factors::UNIT));
+    let factors = endpoint.rates.among(usual.at_speed(endpoint.speed()));
+    let (prefill_samples, step_samples) = endpoint.rates.samples();
+    json!({
+        "prefill_tokens_per_second": 1_000.0 / factors.prefill(1_000.0, 0.0),
+        "step_milliseconds": 1_000.0 * factors.step(1.0, 0.0),
+        "prefill_samples": prefill_samples,
+        "step_samples": step_samples,
+    })
+}
+
+/// How often each source of cache knowledge was right.
+pub fn truth(endpoint: &Endpoint) -> Value {
+    let shown = [Rung::Precise, Rung::Shared, Rung::Approximate].into_iter().filter_map(|rung| {
+        let truth = endpoint.cache.truth(rung)?;
+        let shown = json!({
+            "error": truth.error(),
+            "bias": truth.error().map(|_| truth.bias()),
+            "responses": truth.samples(),
+            "doubted": truth.is_doubted(),
+        });
+        Some((rung.name().to_owned(), shown))
+    });
+    Value::Object(shown.collect())
 }

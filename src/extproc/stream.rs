@@ -333,7 +333,7 @@ impl Drop for Driver {
         }
         let Some(Serving { served, record }) = self.serving.take() else { return };
         self.exchange.note_scanned();
-        let Served { ranked, leg, stream, .. } = *served;
+        let Served { ranked, leg, stream, forecast, .. } = *served;
         let booked = record.legs.first();
         self.shared.ledger.close(Closing {
             pool: Arc::clone(&leg.pool),
@@ -343,7 +343,9 @@ impl Drop for Driver {
             stream,
             uncached: booked.map_or(0, |leg| leg.reserved_prefill),
             expected_output: booked.map_or(0, |leg| leg.reserved_decode),
+            forecast,
             record,
+            lasted: None,
             sees_response_body: self.exchange.sees_response_body(),
             started: self.started,
         });

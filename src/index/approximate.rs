@@ -39,10 +39,10 @@ impl ApproximateIndex {
         self.chains.score_into(blocks.contents(), sink);
     }
 
-    /// A request with these blocks was sent to `holder`, which keeps `capacity` blocks.
-    pub fn routed(&self, blocks: &Blocks, holder: Holder, capacity: usize) {
+    /// A request with these blocks was sent to `holder`, which keeps `capacity` blocks. Blocks remembered for it now.
+    pub fn routed(&self, blocks: &Blocks, holder: Holder, capacity: usize) -> usize {
         if blocks.is_empty() {
-            return;
+            return self.blocks_of(holder.slot).0;
         }
         let (known, endpoints) = {
             let endpoints = self.endpoints.read();
@@ -54,7 +54,9 @@ impl ApproximateIndex {
             Arc::clone(endpoints.entry(holder.slot).or_insert_with(|| Arc::new(Mutex::new(new()))))
         });
         let capacity = capacity.min(self.most_blocks / endpoints.max(1)).max(1);
-        remembered.lock().enter(&self.chains, blocks, capacity);
+        let mut remembered = remembered.lock();
+        remembered.enter(&self.chains, blocks, capacity);
+        remembered.lru.len()
     }
 
     /// Drops what is known of an endpoint: it is gone, or its process started anew.
@@ -126,9 +128,9 @@ mod tests {
     const B: Holder = Holder { seat: 90_001, slot: 1_000_002 };
 
     fn blocks(text: &str) -> Blocks {
-        // One more token, since the last one never counts.
-        let ids: Vec<u32> = text.bytes().map(u32::from).chain([0]).collect();
-        Blocks::of_tokens(&ids, 4, Namespace::default())
+        // Four tokens a byte, and one more, since the last one never counts.
+        let ids: Vec<u32> = text.bytes().flat_map(|byte| [u32::from(byte); 4]).chain([0]).collect();
+        Blocks::of_tokens(&ids, 16, Namespace::default())
     }
 
     fn depth(index: &ApproximateIndex, holder: Holder, text: &str) -> u32 {

@@ -32,18 +32,21 @@ impl Held {
                 self.precise.filter(|_| !prompt.ids.is_empty()).map(|depth| prompt.ids.tokens(depth))
             }
             Rung::Approximate if !prompt.ids.is_empty() => Some(prompt.ids.tokens(self.routed)),
-            Rung::Approximate if !prompt.text.is_empty() => Some(prompt.text.tokens(self.text)),
+            Rung::Approximate if !prompt.text.is_empty() => {
+                // The engine computes the last token always, and keeps no block that is not full.
+                let held = prompt.text.tokens(self.text).min(prompt.tokens.saturating_sub(1));
+                Some(held - held % prompt.engine_block.unwrap_or(1) as u64)
+            }
             _ => None,
         }
     }
 
     /// Settles which rung counts.
     fn judge(&mut self, prompt: &Prepared, endpoint: &Endpoint) {
-        let best = [Rung::Precise, Rung::Shared, Rung::Approximate]
-            .into_iter()
-            .filter(|&rung| endpoint.cache.trusts(rung))
-            .find_map(|rung| Some((rung, self.tokens_by(rung, prompt)?)));
-        let (rung, tokens) = best.unwrap_or((Rung::Load, 0));
+        let mut trusted = endpoint.cache.trusted();
+        let best = trusted.find_map(|rung| Some((rung, self.tokens_by(rung, prompt)?)));
+        let fallback = if prompt.text.is_empty() && prompt.ids.is_empty() { Rung::Load } else { Rung::Hash };
+        let (rung, tokens) = best.unwrap_or((fallback, 0));
         self.rung = rung;
         self.tokens = tokens.min(prompt.tokens) as u32;
     }

@@ -42,6 +42,7 @@ impl Scorer for OutstandingTokens {
 mod tests {
     use super::*;
     use crate::plugins::testing::{pool, scores};
+    use crate::state::reservation::tests::work;
     use crate::state::reservation::{Leg, Role};
     use std::sync::Arc;
 
@@ -49,7 +50,7 @@ mod tests {
     fn fewer_tokens_score_higher() {
         let pool = pool(3);
         let book = |at: usize, prefill, decode| {
-            Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(&pool.members[at]), prefill, decode)
+            Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(&pool.members[at]), work(prefill, decode))
         };
         let _legs = [book(0, 300, 100), book(1, 50, 50)];
         assert_eq!(scores(&OutstandingTokens, &pool), [0.0, 0.75, 1.0]);

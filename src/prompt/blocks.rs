@@ -9,6 +9,9 @@ use crate::schedule::plugin::BlockNeeds;
 /// Seed of token hashes. Dynamo, SMG and Mooncake use the same, so their golden vectors hold here.
 const SEED: u64 = 1337;
 
+/// Fewest tokens in a block of a prompt: engines with pages of one token would cost an entry a token.
+pub const LEAST_BLOCK: usize = 16;
+
 /// What keeps two equal prompts apart in an engine's cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Namespace<'a> {
@@ -76,10 +79,11 @@ impl Blocks {
         Self { names, contents: Vec::new(), unit: needs.block_bytes as u64, covered, tokens: false }
     }
 
-    /// Cuts token ids into full blocks of `block_size`. An engine always computes the last token of a prompt, so that a
+    /// Cuts token ids into full blocks of `engine_block` tokens, or of as many of those as make [`LEAST_BLOCK`]. An engine always computes the last token of a prompt, so that a
     /// block which it would complete never counts as cached and is left out.
-    pub fn of_tokens(ids: &[u32], block_size: usize, namespace: Namespace<'_>) -> Self {
-        let block_size = block_size.max(1);
+    pub fn of_tokens(ids: &[u32], engine_block: usize, namespace: Namespace<'_>) -> Self {
+        let engine_block = engine_block.max(1);
+        let block_size = engine_block * LEAST_BLOCK.div_ceil(engine_block);
         let full = ids.len().saturating_sub(1) / block_size;
         let mut blocks = Self {
             names: Vec::with_capacity(full),

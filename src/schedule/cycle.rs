@@ -13,6 +13,7 @@ use super::record::{CandidateRow, FilteredBy};
 use crate::index::Held;
 use crate::index::knowledge::Lookups;
 use crate::refusal::{Reason, Refusal};
+use crate::state::cache::Rung;
 use crate::state::endpoint::Load;
 use crate::state::signals::Millis;
 use crate::state::{Endpoint, Pool, SignalKind};
@@ -28,6 +29,22 @@ pub struct Cycle<'a> {
     pub now: Millis,
     /// Age from which a signal is unknown.
     pub staleness: Duration,
+    /// Output tokens to expect.
+    pub output_tokens: u64,
+}
+
+impl<'a> Cycle<'a> {
+    /// A cycle of this moment.
+    pub fn new(pool: &'a Pool, ask: &'a Ask<'a>, staleness: Duration) -> Self {
+        let each = pool.memory.learned.expected_output(ask.max_tokens);
+        Self {
+            pool,
+            ask,
+            now: Millis::now(),
+            staleness,
+            output_tokens: each.saturating_mul(u64::from(ask.answers)),
+        }
+    }
 }
 
 impl Cycle<'_> {
@@ -192,6 +209,8 @@ impl Workspace {
                 raw: (0..profile.scorers.len()).map(|s| self.raw[s * n + at]).collect(),
                 used: (0..profile.scorers.len()).map(|s| self.used[s * n + at]).collect(),
                 total: self.totals[at],
+                cached_tokens: candidate.held.tokens,
+                rung: candidate.held.rung,
             });
         };
         self.ranked.iter().for_each(|&at| push(at as usize));
@@ -213,6 +232,8 @@ impl Workspace {
                 raw: smallvec::SmallVec::new(),
                 used: smallvec::SmallVec::new(),
                 total: 0.0,
+                cached_tokens: 0,
+                rung: Rung::Load,
             }));
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::plugin::{BlockNeeds, Filter, Instance, Picker, Scorer};
 use crate::index::{ApproximateIndex, TextIndex};
 
@@ -58,6 +60,8 @@ pub struct Pipeline {
     pub text: Option<TextIndex>,
     /// Whether a plugin of the profile asks for tokens.
     pub tokens: bool,
+    /// Numbers of leading bytes of the prompt whose hash a plugin of the profile asks for.
+    pub heads: SmallVec<[usize; 1]>,
 }
 
 /// Blocks of text remembered for all endpoints together: at about 100 bytes each, 1.6 GB at the very most.
@@ -105,14 +109,18 @@ impl Pipeline {
         let mut scorers = Vec::new();
         let mut picker = None;
         let mut blocks: Option<BlockNeeds> = None;
-        let mut tokens = false;
+        let (mut tokens, mut held) = (false, false);
+        let mut heads = SmallVec::new();
         for part in parts {
             match (blocks, part.instance.needs.blocks) {
                 (Some(a), Some(b)) if a != b => return Err(PipelineError::BlocksDiffer(part.name)),
                 (None, Some(needs)) => blocks = Some(needs),
                 _ => {}
             }
-            tokens |= part.instance.needs.tokens;
+            let needs = part.instance.needs;
+            tokens |= needs.tokens || needs.held;
+            held |= needs.held;
+            heads.extend(needs.head_bytes.filter(|bytes| !heads.contains(bytes)));
             if let Some(filter) = part.instance.filter.filter(|_| part.filters) {
                 filters.push(NamedFilter { name: Arc::clone(&part.name), filter });
             }
@@ -132,13 +140,18 @@ impl Pipeline {
             }
         }
         let picker = picker.unwrap_or_else(crate::plugins::default_picker);
-        let text = blocks.map(|needs| {
+        let text = blocks.or(held.then_some(BlockNeeds::DEFAULT)).map(|needs| {
             let kept = previous.and_then(|p| p.text.clone()).filter(|text| text.needs == needs);
             kept.unwrap_or_else(|| TextIndex {
                 needs,
                 routed: Arc::new(ApproximateIndex::new(MOST_TEXT_BLOCKS)),
             })
         });
-        Ok(Self { profile: Arc::new(Profile { name: name.into(), filters, scorers, picker }), text, tokens })
+        Ok(Self {
+            profile: Arc::new(Profile { name: name.into(), filters, scorers, picker }),
+            text,
+            tokens,
+            heads,
+        })
     }
 }

@@ -60,6 +60,10 @@ pub struct Needs {
     pub blocks: Option<BlockNeeds>,
     /// Prompt tokens in blocks, and who holds them.
     pub tokens: bool,
+    /// What endpoints hold by the best source there is: tokens, and text cut as another plugin wants it or by default.
+    pub held: bool,
+    /// A hash of so many leading bytes of the prompt's text.
+    pub head_bytes: Option<usize>,
     /// Engine metrics.
     pub metrics: bool,
     /// Adapter lists.
@@ -77,6 +81,13 @@ pub struct BlockNeeds {
     pub capacity: usize,
     /// Whether the size of the engine's own cache, where it is known, is taken in place of `capacity`.
     pub follows_engine: bool,
+}
+
+impl BlockNeeds {
+    /// How text is cut where no plugin says. What a match is worth changes little below 512 bytes, and every block costs a
+    /// cache miss in an index. The capacity is llm-d's, for engines that do not say how much they hold.
+    pub const DEFAULT: BlockNeeds =
+        BlockNeeds { block_bytes: 512, max_blocks: 1_024, capacity: 31_250, follows_engine: true };
 }
 
 /// A configured plugin. One that is both filter and scorer fills both.

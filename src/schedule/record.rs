@@ -5,6 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::pipeline::Profile;
+use crate::state::cache::Rung;
 use crate::state::reservation::Role;
 
 /// The filter that dropped a candidate.
@@ -29,6 +30,10 @@ pub struct CandidateRow {
     pub used: SmallVec<[f32; 4]>,
     /// The weighted sum.
     pub total: f32,
+    /// Prompt tokens it was believed to hold.
+    pub cached_tokens: u32,
+    /// The source that said so.
+    pub rung: Rung,
 }
 
 /// The cycle of one leg.

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::progress::{AccessLogFacts, Progress};
-use super::{Closing, Ledger, log};
+use super::{Closing, Ledger, learn, log};
 use crate::decision::Outcome;
 use crate::metrics::{Degraded, PoolMetrics};
-use crate::state::pool::{BrokenCause, Pool};
+use crate::state::pool::BrokenCause;
 use crate::state::signals::Millis;
 use crate::state::{Endpoint, Member};
 use crate::usage::{Usage, UsageSource};
@@ -51,7 +50,6 @@ impl Ledger {
         let first_token = first_token.filter(|_| closing.stream);
         if let Some(first_token) = first_token.filter(|_| (200..300).contains(&status) || status == 0) {
             counted.time_to_first_token.observe(first_token.as_secs_f64());
-            learn_prefill(&closing.pool, closing.uncached, first_token);
         }
         let usage = settle_usage(&closing, facts, outcome, status);
         if let Some((usage, source)) = usage {
@@ -59,6 +57,10 @@ impl Ledger {
             self.metrics.usage[source as usize].fetch_add(1, Ordering::Relaxed);
             count_usage(counted, member.as_ref().map(|m| &*m.endpoint), usage);
             learn_output(&closing, facts, usage, source, outcome);
+            if let Some(member) = member.as_ref().filter(|_| outcome == Outcome::Complete) {
+                learn::rates(&closing, member, first_token, usage);
+                learn::truth(&closing, member, usage);
+            }
         }
 
         let mut record = closing.record;
@@ -176,13 +178,6 @@ fn learn_health(
 fn missed(endpoint: &Endpoint) {
     if endpoint.health.missed(Millis::now()) {
         tracing::info!(endpoint = &*endpoint.destination, name = %endpoint.name, "endpoint is down: requests fail there");
-    }
-}
-
-fn learn_prefill(pool: &Pool, uncached: u64, first_token: Duration) {
-    // Short prompts measure the queue and the network, not prefill.
-    if uncached >= 64 {
-        pool.memory.learned.prefill_seconds_per_token.learn(first_token.as_secs_f64() / uncached as f64);
     }
 }
 

@@ -4,7 +4,7 @@
 //! left for the next one when it is not there or when it lies, and taken again when it is right for a while: every response
 //! that reports its cached tokens is held against what each source had predicted.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A source of knowledge about caches, the better the higher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,7 +95,25 @@ impl Events {
 pub struct CacheKnowledge {
     events: AtomicU8,
     truth: [Truth; 3],
+    /// Parts of 1,024 taken off what the approximate index remembers.
+    forgotten: AtomicU32,
+    /// Blocks the approximate index remembers.
+    blocks: AtomicU32,
+    /// When it was last given a prompt that nobody held, counted in such prompts.
+    last_cold: AtomicU64,
 }
+
+/// Prompts that nobody held.
+static COLD: AtomicU64 = AtomicU64::new(0);
+
+/// Responses between two corrections of what is remembered.
+const CORRECT_EVERY: u64 = 16;
+/// Bias from which less is remembered, and below which more is.
+const TOO_MUCH: f64 = 0.05;
+const TOO_LITTLE: f64 = 0.01;
+/// At least a sixteenth is remembered, in parts of 1,024.
+const WHOLE: u32 = 1_024;
+const LEAST: u32 = WHOLE / 16;
 
 /// Rungs that predict.
 const PREDICTING: [Rung; 3] = [Rung::Approximate, Rung::Shared, Rung::Precise];
@@ -127,9 +145,57 @@ impl CacheKnowledge {
         PREDICTING.iter().position(|&predicting| predicting == rung).map(|at| &self.truth[at])
     }
 
+    /// Follows what reports say of the approximate rung: promised too much, it remembers a tenth less from now on;
+    /// promised no more than there was, it remembers a tenth more, up to the engine's whole cache.
+    pub fn follow_bias(&self) {
+        let Some(truth) = self.truth(Rung::Approximate) else { return };
+        if truth.samples() == 0 || !truth.samples().is_multiple_of(CORRECT_EVERY) {
+            return;
+        }
+        let kept = WHOLE - self.forgotten.load(Ordering::Relaxed);
+        let kept = match truth.bias() {
+            bias if bias > TOO_MUCH => (kept - kept / 10).max(LEAST),
+            bias if bias < TOO_LITTLE => (kept + kept / 10 + 1).min(WHOLE),
+            _ => return,
+        };
+        self.forgotten.store(WHOLE - kept, Ordering::Relaxed);
+    }
+
+    /// Blocks that were sent there and are remembered.
+    pub fn blocks(&self) -> u32 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Notes how many blocks are remembered.
+    pub fn set_blocks(&self, blocks: usize) {
+        self.blocks.store(u32::try_from(blocks).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// It is given a prompt that nobody holds.
+    pub fn note_cold(&self) {
+        self.last_cold.store(COLD.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// When it was last given such a prompt, in numbers that grow; 0 if never.
+    pub fn last_cold(&self) -> u64 {
+        self.last_cold.load(Ordering::Relaxed)
+    }
+
+    /// How many of `capacity` blocks the approximate index should remember.
+    pub fn remembered(&self, capacity: usize) -> usize {
+        let kept = (WHOLE - self.forgotten.load(Ordering::Relaxed)) as usize;
+        (capacity * kept / WHOLE as usize).max(1)
+    }
+
+    /// The rungs that picks may go by, of those that predict, the best first.
+    pub fn trusted(&self) -> impl Iterator<Item = Rung> + '_ {
+        PREDICTING.into_iter().rev().filter(|&rung| self.trusts(rung))
+    }
+
     /// The engine started anew: what was measured before says nothing.
     pub fn forget(&self) {
         self.truth.iter().for_each(Truth::forget);
+        self.forgotten.store(0, Ordering::Relaxed);
     }
 }
 
@@ -162,10 +228,11 @@ pub enum Turn {
 }
 
 impl Truth {
-    /// Holds a prediction against a report, both as shares of the prompt. Concurrent calls may lose a sample, which a
-    /// mean can bear.
-    pub fn observe(&self, predicted: f64, reported: f64) -> Option<Turn> {
+    /// Holds a prediction against a report, both as shares of the prompt; what lies within `tolerance` is right.
+    /// Concurrent calls may lose a sample, which a mean can bear.
+    pub fn observe(&self, predicted: f64, reported: f64, tolerance: f64) -> Option<Turn> {
         let off = predicted - reported;
+        let off = off.signum() * (off.abs() - tolerance).max(0.0);
         let samples = self.samples.fetch_add(1, Ordering::Relaxed) + 1;
         let weight = 1.0 / SAMPLES.min(samples as f64);
         let follow = |mean: &AtomicU64, sample: f64| {
@@ -220,20 +287,37 @@ mod tests {
     #[test]
     fn a_lying_rung_is_doubted_and_trusted_again_only_when_it_is_right_for_a_while() {
         let truth = Truth::default();
-        let turns: Vec<usize> = (0..100).filter(|_| truth.observe(1.0, 0.0) == Some(Turn::Doubted)).collect();
+        let turns: Vec<usize> =
+            (0..100).filter(|_| truth.observe(1.0, 0.0, 0.0) == Some(Turn::Doubted)).collect();
         assert_eq!((turns, truth.is_doubted(), truth.bias()), (vec![31], true, 1.0));
-        let right = (1..1_000).find(|_| truth.observe(0.5, 0.5) == Some(Turn::Trusted)).unwrap();
+        let right = (1..1_000).find(|_| truth.observe(0.5, 0.5, 0.0) == Some(Turn::Trusted)).unwrap();
         // (63/64)^n < 0.1
         assert_eq!((right, truth.is_doubted()), (147, false));
-        assert_eq!(truth.observe(0.5, 0.5), None);
+        assert_eq!(truth.observe(0.5, 0.5, 0.0), None);
     }
 
     #[test]
     fn an_error_between_the_bounds_changes_nothing() {
         let truth = Truth::default();
-        assert!((0..500).all(|_| truth.observe(0.15, 0.0).is_none()));
+        assert!((0..500).all(|_| truth.observe(0.35, 0.0, 0.2).is_none()));
         assert!(!truth.is_doubted());
         assert!((truth.error().unwrap() - 0.15).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_index_that_promises_too_much_remembers_less_and_recovers() {
+        let knowledge = CacheKnowledge::default();
+        let respond = |reported: f64| {
+            knowledge.truth(Rung::Approximate).unwrap().observe(1.0, reported, 0.0);
+            knowledge.follow_bias();
+        };
+        assert_eq!(knowledge.remembered(1_000), 1_000);
+        (0..48).for_each(|_| respond(0.5));
+        assert_eq!(knowledge.remembered(1_000), 729, "three corrections of a tenth");
+        (0..10_000).for_each(|_| respond(0.0));
+        assert_eq!(knowledge.remembered(1_600), 100);
+        (0..10_000).for_each(|_| respond(1.0));
+        assert_eq!(knowledge.remembered(1_000), 1_000);
     }
 
     #[test]
@@ -243,7 +327,7 @@ mod tests {
         assert_eq!(knowledge.set_events(Events::Following), Events::None);
         assert!(knowledge.trusts(Rung::Precise));
         for _ in 0..LEAST_SAMPLES {
-            knowledge.truth(Rung::Precise).unwrap().observe(1.0, 0.0);
+            knowledge.truth(Rung::Precise).unwrap().observe(1.0, 0.0, 0.0);
         }
         assert!(!knowledge.trusts(Rung::Precise));
         knowledge.forget();

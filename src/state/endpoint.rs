@@ -13,6 +13,7 @@ use arc_swap::ArcSwapOption;
 use super::ObjectName;
 use super::cache::CacheKnowledge;
 use super::health::Health;
+use super::rates::{Rates, Speed};
 use super::seat::Seat;
 use super::signals::{Millis, SignalKind, Signals};
 
@@ -25,6 +26,10 @@ pub struct Booked {
     pub prefill_tokens: AtomicI64,
     /// Tokens held by requests that decode: their prompts and their expected output.
     pub decode_tokens: AtomicI64,
+    /// Requests that decode.
+    pub decoding: AtomicI64,
+    /// Time the prompts still to be prefilled take at [unit speed](super::rates), microseconds.
+    pub prefill_micros: AtomicI64,
 }
 
 impl Booked {
@@ -32,6 +37,12 @@ impl Booked {
     pub fn read(&self) -> (u64, u64, u64) {
         let get = |value: &AtomicI64| value.load(Ordering::Acquire).max(0) as u64;
         (get(&self.requests), get(&self.prefill_tokens), get(&self.decode_tokens))
+    }
+
+    /// Requests that decode, and seconds at [unit speed](super::rates) that the prompts of the others take.
+    pub fn phases(&self) -> (u64, f64) {
+        let get = |value: &AtomicI64| value.load(Ordering::Acquire).max(0) as u64;
+        (get(&self.decoding), get(&self.prefill_micros) as f64 * 1e-6)
     }
 }
 
@@ -100,6 +111,8 @@ pub struct Live {
     pub predicted_cached_tokens: AtomicU64,
     /// See `predicted_cached_tokens`.
     pub reported_cached_tokens: AtomicU64,
+    /// How fast it has been.
+    pub rates: Rates,
     /// How far what is believed of its cache can be believed.
     pub cache: CacheKnowledge,
     seat: Seat,
@@ -193,16 +206,24 @@ impl Endpoint {
     /// The load at `now`, read once per cycle.
     pub fn load(&self, now: Millis, staleness: Duration) -> Load {
         let (own, prefill_tokens, decode_tokens) = self.booked.read();
+        let (decoding, prefill_seconds) = self.booked.phases();
         let fresh = |kind| self.signals.fresh(kind, now, staleness);
         Load {
             own: own as f32,
             foreign: fresh(SignalKind::Foreign).unwrap_or(0.0) as f32,
             prefill_tokens: prefill_tokens as f32,
             decode_tokens: decode_tokens as f32,
+            decoding: decoding as f32,
+            prefill_seconds: prefill_seconds as f32,
             running: fresh(SignalKind::Running).map(|v| v as f32),
             waiting: fresh(SignalKind::Waiting).map(|v| v as f32),
             kv_usage: fresh(SignalKind::KvUsage).map(|v| v as f32),
         }
+    }
+
+    /// How fast the operator says it is.
+    pub fn speed(&self) -> Speed {
+        Speed::of_weight(self.weight)
     }
 
     /// Tokens in a block of its KV cache, once it said so.
@@ -241,6 +262,10 @@ pub struct Load {
     pub prefill_tokens: f32,
     /// Booked tokens that decode.
     pub decode_tokens: f32,
+    /// Booked requests that decode.
+    pub decoding: f32,
+    /// Seconds that the booked prompts still take, at [unit speed](super::rates).
+    pub prefill_seconds: f32,
     /// Engine gauge.
     pub running: Option<f32>,
     /// Engine gauge.

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::ObjectName;
 use super::endpoint::{Booked, ByAddress, Endpoint};
+use super::rates::{Factors, Rates};
 use crate::metrics::PoolMetrics;
 
 /// Which kind of document made a pool.
@@ -124,9 +125,6 @@ pub struct PoolMemory {
     pub learned: Learned,
 }
 
-/// Fewest tokens in a block of a prompt: engines with pages of one token would cost an entry a token.
-pub const LEAST_BLOCK: usize = 16;
-
 /// One pool in one snapshot.
 #[derive(Debug)]
 pub struct Pool {
@@ -162,10 +160,14 @@ impl Pool {
         Self { label: name.to_string().into(), name, model, members, by_address, traffic, memory }
     }
 
-    /// Tokens in a block of its engines' caches, once one said so: at least [`LEAST_BLOCK`], in whole blocks of theirs.
-    pub fn block_tokens(&self) -> Option<usize> {
-        let reported = self.members.iter().find_map(|member| member.endpoint.block_tokens())?;
-        Some(reported * LEAST_BLOCK.div_ceil(reported))
+    /// Whether the endpoint of that slot is a member.
+    pub fn has(&self, slot: u64) -> bool {
+        self.members.iter().any(|member| member.endpoint.slot == slot)
+    }
+
+    /// Tokens in a block of its engines' caches, once one said so.
+    pub fn engine_block(&self) -> Option<usize> {
+        self.members.iter().find_map(|member| member.endpoint.block_tokens())
     }
 
     /// Whether `model` is an adapter on the base model of this pool, as far as its engines listed their models.
@@ -207,6 +209,9 @@ impl RunningMean {
     }
 }
 
+/// No prompt takes longer than this, seconds; a client may claim one of 2^64 tokens.
+const LONGEST_PREFILL: f64 = 3_600.0;
+
 /// What a pool has learned of its model's traffic.
 #[derive(Debug, Default)]
 pub struct Learned {
@@ -216,8 +221,10 @@ pub struct Learned {
     pub stream_bytes_per_token: RunningMean,
     /// Response bytes per output token, whole responses.
     pub whole_bytes_per_token: RunningMean,
-    /// Seconds of prefill per uncached prompt token.
-    pub prefill_seconds_per_token: RunningMean,
+    /// Prompt tokens that an endpoint had to compute.
+    pub uncached_tokens: RunningMean,
+    /// How fast its endpoints of weight 1 have been.
+    pub rates: Rates,
 }
 
 impl Learned {
@@ -228,9 +235,10 @@ impl Learned {
     }
 
     /// How long the engine will take before the first token of a prompt with so many uncached tokens.
-    /// 0.1 ms a token before anything was learned (10,000 tokens/s, the middle of published figures).
+    /// At [unit speed](super::rates) before anything was learned.
     pub fn expected_prefill(&self, tokens: u64) -> Duration {
-        Duration::from_secs_f64(self.prefill_seconds_per_token.get().unwrap_or(1e-4) * tokens as f64)
+        let seconds = self.rates.factors(Factors::UNIT).prefill(tokens as f64, 0.0);
+        Duration::from_secs_f64(seconds.min(LONGEST_PREFILL))
     }
 }
 

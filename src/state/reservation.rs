@@ -32,6 +32,17 @@ impl Role {
     }
 }
 
+/// What a request asks of an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Prompt tokens to be computed.
+    pub prefill_tokens: u64,
+    /// Output tokens expected.
+    pub decode_tokens: u64,
+    /// Time the prompt takes at [unit speed](super::rates), seconds.
+    pub prefill_seconds: f64,
+}
+
 /// The booking of one endpoint for one request.
 #[derive(Debug)]
 pub struct Leg {
@@ -41,60 +52,64 @@ pub struct Leg {
     pub pool: Arc<Pool>,
     /// Where it is booked.
     pub member: Arc<Member>,
-    prefill_tokens: i64,
-    decode_tokens: i64,
+    booked: Change,
     /// The endpoint that this request probes.
     probes: Option<Arc<Member>>,
 }
 
 impl Leg {
     /// Books one request with its tokens.
-    pub fn book(
-        role: Role,
-        pool: Arc<Pool>,
-        member: Arc<Member>,
-        prefill_tokens: u64,
-        decode_tokens: u64,
-    ) -> Self {
+    pub fn book(role: Role, pool: Arc<Pool>, member: Arc<Member>, work: Work) -> Self {
         let probes = member.endpoint.health.begin_probe().then(|| Arc::clone(&member));
-        let leg = Self {
-            probes,
-            role,
-            pool,
-            member,
-            prefill_tokens: clamp(prefill_tokens),
-            decode_tokens: clamp(decode_tokens),
+        let booked = Change {
+            requests: 1,
+            prefill_tokens: clamp(work.prefill_tokens),
+            decode_tokens: clamp(work.decode_tokens),
+            decoding: 0,
+            prefill_micros: clamp((work.prefill_seconds * 1e6) as u64),
         };
-        leg.change(1, leg.prefill_tokens, leg.decode_tokens);
+        let leg = Self { role, pool, member, booked, probes };
+        leg.change(booked);
         leg
     }
 
     /// The engine has begun to decode: what was to be prefilled is now held.
     pub fn prefill_done(&mut self) {
-        let moved = std::mem::take(&mut self.prefill_tokens);
-        self.decode_tokens += moved;
-        self.change(0, -moved, moved);
+        if self.booked.decoding > 0 {
+            return;
+        }
+        let moved = Change {
+            requests: 0,
+            prefill_tokens: -self.booked.prefill_tokens,
+            decode_tokens: self.booked.prefill_tokens,
+            decoding: 1,
+            prefill_micros: -self.booked.prefill_micros,
+        };
+        self.change(moved);
+        self.booked = self.booked.plus(moved);
     }
 
     /// Moves the booking to the endpoint that really served the request, if that is another one.
     pub fn served_by(&mut self, member: &Arc<Member>) {
         if !Arc::ptr_eq(&self.member, member) {
-            self.change(-1, -self.prefill_tokens, -self.decode_tokens);
+            self.change(self.booked.reversed());
             self.member = Arc::clone(member);
-            self.change(1, self.prefill_tokens, self.decode_tokens);
+            self.change(self.booked);
         }
     }
 
-    fn change(&self, requests: i64, prefill: i64, decode: i64) {
+    fn change(&self, by: Change) {
         let add = |booked: &Booked| {
             let add = |value: &AtomicI64, by: i64| {
                 if by != 0 {
                     value.fetch_add(by, Ordering::AcqRel);
                 }
             };
-            add(&booked.requests, requests);
-            add(&booked.prefill_tokens, prefill);
-            add(&booked.decode_tokens, decode);
+            add(&booked.requests, by.requests);
+            add(&booked.prefill_tokens, by.prefill_tokens);
+            add(&booked.decode_tokens, by.decode_tokens);
+            add(&booked.decoding, by.decoding);
+            add(&booked.prefill_micros, by.prefill_micros);
         };
         add(&self.member.booked);
         add(&self.member.endpoint.booked);
@@ -106,7 +121,39 @@ impl Drop for Leg {
         if let Some(probed) = &self.probes {
             probed.endpoint.health.end_probe();
         }
-        self.change(-1, -self.prefill_tokens, -self.decode_tokens);
+        self.change(self.booked.reversed());
+    }
+}
+
+/// A change of what is booked.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    requests: i64,
+    prefill_tokens: i64,
+    decode_tokens: i64,
+    decoding: i64,
+    prefill_micros: i64,
+}
+
+impl Change {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            requests: self.requests + other.requests,
+            prefill_tokens: self.prefill_tokens + other.prefill_tokens,
+            decode_tokens: self.decode_tokens + other.decode_tokens,
+            decoding: self.decoding + other.decoding,
+            prefill_micros: self.prefill_micros + other.prefill_micros,
+        }
+    }
+
+    fn reversed(self) -> Self {
+        Self {
+            requests: -self.requests,
+            prefill_tokens: -self.prefill_tokens,
+            decode_tokens: -self.decode_tokens,
+            decoding: -self.decoding,
+            prefill_micros: -self.prefill_micros,
+        }
     }
 }
 
@@ -124,6 +171,11 @@ pub(crate) mod tests {
     use crate::state::{Endpoint, ObjectName};
     use proptest::prelude::*;
 
+    /// Work of so many tokens, for tests.
+    pub(crate) fn work(prefill_tokens: u64, decode_tokens: u64) -> Work {
+        Work { prefill_tokens, decode_tokens, prefill_seconds: prefill_tokens as f64 * 1e-4 }
+    }
+
     /// A pool of those endpoints, for tests.
     pub(crate) fn pool_of(endpoints: &[Arc<Endpoint>]) -> Arc<Pool> {
         Arc::new(Pool::new(
@@ -135,16 +187,25 @@ pub(crate) mod tests {
         ))
     }
 
+    /// Requests that decode and microseconds to prefill.
+    fn phases(member: &Member) -> (i64, i64) {
+        let get = |value: &AtomicI64| value.load(Ordering::Relaxed);
+        (get(&member.endpoint.booked.decoding), get(&member.endpoint.booked.prefill_micros))
+    }
+
     #[test]
     fn prompt_tokens_move_to_decode_once_and_all_is_released_on_drop() {
         let pool = pool_of(&[endpoint("a", "10.0.0.1:1")]);
         let member = &pool.members[0];
-        let mut leg = Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(member), 100, 20);
+        let mut leg = Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(member), work(100, 20));
+        assert_eq!(phases(member), (0, 10_000));
         assert_eq!(member.booked.read(), (1, 100, 20));
         leg.prefill_done();
         leg.prefill_done();
         assert_eq!(member.endpoint.booked.read(), (1, 0, 120));
+        assert_eq!(phases(member), (1, 0));
         drop(leg);
+        assert_eq!(phases(member), (0, 0));
         assert_eq!(member.booked.read(), (0, 0, 0));
         assert_eq!(member.endpoint.booked.read(), (0, 0, 0));
     }
@@ -154,7 +215,7 @@ pub(crate) mod tests {
         let pool = pool_of(&[endpoint("a", "10.0.0.1:1")]);
         let health = &pool.members[0].endpoint.health;
         health.set_wedged(true);
-        let book = || Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(&pool.members[0]), 1, 1);
+        let book = || Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(&pool.members[0]), work(1, 1));
         let (probe, other) = (book(), book());
         drop(other);
         assert!(health.is_probing(), "only the probe itself ends it");
@@ -172,7 +233,7 @@ pub(crate) mod tests {
             for (step, at, prefill, decode) in steps {
                 let member = &pool.members[at];
                 match step {
-                    0 => open.push(Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(member), prefill, decode)),
+                    0 => open.push(Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(member), work(prefill, decode))),
                     1 => { if let Some(leg) = open.first_mut() { leg.prefill_done(); } }
                     2 => { if let Some(leg) = open.last_mut() { leg.served_by(member); } }
                     _ => { open.pop(); }
@@ -184,6 +245,7 @@ pub(crate) mod tests {
             for member in &pool.members {
                 prop_assert_eq!(member.booked.read(), (0, 0, 0));
                 prop_assert_eq!(member.endpoint.booked.read(), (0, 0, 0));
+                prop_assert_eq!(phases(member), (0, 0));
             }
         }
     }

@@ -158,8 +158,11 @@ async fn pro_09_every_end_of_a_request_gives_back_what_it_booked() {
         picker.until(row, "pilotfish_streams", &[], 0.0).await;
         picker.until(row, "pilotfish_buffered_bytes", &[], 0.0).await;
         for endpoint in list(&picker.json("/debug/endpoints").await, "endpoints") {
-            let nothing = json!({"requests": 0, "prefill_tokens": 0, "decode_tokens": 0});
-            assert_eq!(endpoint["reserved"], nothing, "{row}");
+            let reserved = endpoint["reserved"].as_object().unwrap();
+            assert!(
+                reserved.len() >= 3 && reserved.values().all(|booked| booked.as_f64() == Some(0.0)),
+                "{row}: {reserved:?}"
+            );
         }
     }
 }

@@ -180,7 +180,7 @@ async fn sch_13_what_cannot_be_scored_is_spread_evenly() {
     let picker = Picker::serve(&pods(&case["pods"])).await;
     let scheduler = picker.json("/debug/config").await["scheduler"].clone();
     let scorers = list(&scheduler, "scorers");
-    assert_eq!(scorers.len(), 3, "{scheduler}");
+    assert_eq!(scorers.len(), 1, "{scheduler}");
     assert!(
         scorers.iter().all(|scorer| scorer["weight"] == 1.0),
         "every weight in force is shown: {scheduler}"
