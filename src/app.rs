@@ -99,6 +99,7 @@ impl App {
                 store: Arc::clone(&store),
                 ledger: Arc::clone(&ledger),
                 scraper: scraper.clone(),
+                scheduler: Arc::clone(&scheduler),
                 staleness: args.staleness,
             }),
             scraper: scraper.clone(),

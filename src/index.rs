@@ -60,7 +60,10 @@ pub trait BlockIndex {
     /// Blocks that `holder` holds.
     fn blocks_of(&self, holder: Holder) -> usize;
 
-    /// Blocks and memory of all holders.
+    /// Blocks of all holders.
+    fn held(&self) -> usize;
+
+    /// Blocks and memory of all holders. Waits for every holder's operation under way.
     fn size(&self) -> Size;
 }
 

@@ -118,12 +118,14 @@ pub enum Degraded {
     StreamEnd,
     /// No source of token usage: settled by estimates.
     Usage,
+    /// A source of cache knowledge was wrong too often at some endpoint: picks there go by the next.
+    CacheTruth,
 }
 
 impl Degraded {
     /// Every source.
-    pub const ALL: [Degraded; 4] =
-        [Degraded::Resources, Degraded::Config, Degraded::StreamEnd, Degraded::Usage];
+    pub const ALL: [Degraded; 5] =
+        [Degraded::Resources, Degraded::Config, Degraded::StreamEnd, Degraded::Usage, Degraded::CacheTruth];
 
     /// The label value.
     pub fn name(self) -> &'static str {
@@ -132,6 +134,7 @@ impl Degraded {
             Degraded::Config => "config",
             Degraded::StreamEnd => "stream_end",
             Degraded::Usage => "usage",
+            Degraded::CacheTruth => "cache_truth",
         }
     }
 }

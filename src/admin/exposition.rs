@@ -1,5 +1,7 @@
 //! Turns the counters into series at the moment of a scrape.
 
+mod caches;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +16,7 @@ use prometheus_client::registry::Registry;
 
 use crate::feed::scrape::Scraper;
 use crate::metrics::{Degraded, Metrics, Stage};
+use crate::schedule::Scheduler;
 use crate::settle::Ledger;
 use crate::snapshot::{Snapshot, Store};
 use crate::state::health::State;
@@ -35,6 +38,8 @@ pub struct Sources {
     pub ledger: Arc<Ledger>,
     /// What scrapes found out.
     pub scraper: Scraper,
+    /// What is known of caches.
+    pub scheduler: Arc<Scheduler>,
     /// Age from which a signal is unknown.
     pub staleness: Duration,
 }
@@ -55,6 +60,7 @@ impl Collector for Sources {
         missing(&mut encoder, &snapshot, &self.scraper)?;
         bookings(&mut encoder, &snapshot)?;
         tokens(&mut encoder, &self.metrics, &snapshot)?;
+        caches::caches(&mut encoder, &self.metrics, &snapshot, &self.scheduler)?;
         process(&mut encoder, &self.metrics)
     }
 }

@@ -198,12 +198,15 @@ impl BlockIndex for ChainIndex {
         self.shard_of(holder).and_then(count).unwrap_or(0)
     }
 
+    fn held(&self) -> usize {
+        self.shards.load().iter().map(|shard| shard.chains.current_size()).sum()
+    }
+
     fn size(&self) -> Size {
-        let mut size = Size::default();
+        let mut size = Size { held: self.held(), bytes: 0 };
         for shard in self.shards.load().iter() {
             let stats = shard.chains.stats();
             let slots: usize = shard.lanes.iter().map(|lane| lane.map.lock().capacity()).sum();
-            size.held += shard.chains.current_size();
             size.bytes += stats.arena_chunk_bytes + stats.slab_bytes + slots * SLOT;
         }
         size

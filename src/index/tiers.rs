@@ -96,6 +96,7 @@ impl EventIndex {
 
     /// Whether no more may be stored: what engines announce beyond would be memory without bound.
     pub fn is_full(&self) -> bool {
-        self.size().held >= self.most_blocks
+        let held: usize = self.tiers.iter().filter_map(OnceLock::get).map(BlockIndex::held).sum();
+        held >= self.most_blocks
     }
 }
