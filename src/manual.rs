@@ -33,9 +33,11 @@ schedulingProfiles:
 ```
 
 A plugin that is filter and scorer acts as both in an `EndpointPickerConfig`; in Kthena's `scheduler:` file it acts only in
-the list that names it, `Filter` or `Score`. Parameter names match in any letter case. llm-d's `prefix-cache-scorer` is
-read as `prefix-cache` with llm-d's block size (tokens x 4 bytes), limits and plain share of matched blocks. Other types of
-llm-d and Kthena that are not below are errors, or skipped with a warning under `--allow-unsupported`.
+the list that names it, `Filter` or `Score`. Parameter names match in any letter case. Of llm-d's producers,
+`approx-prefix-cache-producer` holds the parameters of the `prefix-cache-scorer` that names it, and
+`precise-prefix-cache-producer` makes such a scorer go by engines' events; `precise-prefix-cache-scorer` is read as
+`precise-prefix`. Other types of llm-d and Kthena that are not below are errors, or skipped with a warning under
+`--allow-unsupported`.
 ";
 
 /// The generated files: path from the root of the repository, and text.

@@ -25,6 +25,7 @@ pub mod score_no_hit_lru;
 pub mod score_outstanding_tokens;
 pub mod score_precise_prefix;
 pub mod score_prefix_cache;
+pub mod score_prefix_match;
 pub mod score_prefix_or_two_choices;
 pub mod score_random;
 
@@ -43,6 +44,7 @@ pub const PLUGINS: &[&Kind] = &[
     &score_marginal_cost::KIND,
     &least_request::KIND,
     &score_prefix_cache::KIND,
+    &score_prefix_match::KIND,
     &score_precise_prefix::KIND,
     &score_prefix_or_two_choices::KIND,
     &score_bounded_load_hash::KIND,

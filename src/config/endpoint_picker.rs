@@ -1,9 +1,10 @@
 //! `kind: EndpointPickerConfig`, ours and llm-d's: named plugin instances, and profiles that list them with weights.
 
-use super::llm_d::{self, APPROXIMATE_PREFIX, CacheParameters, Known, PREFIX_CACHE_SCORER, says_something};
+use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER, says_something};
 use super::{Planned, Reader, did_you_mean};
 use crate::document::{Node, Place, typed};
-use crate::plugins::{self, score_prefix_cache};
+use crate::plugins;
+use crate::plugins::score_prefix_match::{self, Config as Match, Source};
 use crate::schedule::pipeline::Part;
 use crate::schedule::plugin::{BlockNeeds, Instance};
 
@@ -165,13 +166,10 @@ fn ready<'n>(reader: &mut Reader<'_>, listed: Vec<Listed<'n>>) -> Vec<Ready<'n>>
 }
 
 fn build(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) -> Option<(&'static str, Instance)> {
-    if let Some(kind) = plugins::find(one.type_name, reader.options.extra_plugins) {
-        return reader.build(kind, one.parameters).map(|instance| (kind.name, instance));
-    }
     match one.type_name {
-        PREFIX_CACHE_SCORER => return prefix_cache(reader, one, all),
+        PREFIX_CACHE_SCORER => return prefix_match(reader, one, all),
         APPROXIMATE_PREFIX => {
-            cache_parameters(reader, one.parameters);
+            match_parameters(reader, one.parameters);
             if !all.iter().any(|other| uses(other, one.name)) {
                 let message = format!("no {PREFIX_CACHE_SCORER} uses `{}`", one.name);
                 reader.problems.warning(one.place, message, None);
@@ -179,6 +177,10 @@ fn build(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) -> Optio
             return None;
         }
         _ => {}
+    }
+    let type_name = llm_d::alias(one.type_name).unwrap_or(one.type_name);
+    if let Some(kind) = plugins::find(type_name, reader.options.extra_plugins) {
+        return reader.build(kind, one.parameters).map(|instance| (kind.name, instance));
     }
     match llm_d::known(one.type_name) {
         Some(Known::BuiltIn) => {
@@ -216,25 +218,25 @@ fn producer<'n>(one: &Listed<'n>) -> Option<(&'n str, Place)> {
 }
 
 /// llm-d's `prefix-cache-scorer` is our `prefix-cache` with its producer's cut of the prompt and no length factor.
-fn prefix_cache(
+fn prefix_match(
     reader: &mut Reader<'_>,
     one: &Listed<'_>,
     all: &[Listed<'_>],
 ) -> Option<(&'static str, Instance)> {
-    let own = cache_parameters(reader, one.parameters)?;
-    if own.match_length_weight != 0.0 {
-        let node = one.parameters.and_then(|parameters| parameters.get("matchLengthWeight"));
-        let place = node.map_or(one.place, |node| node.place);
-        let message = "`matchLengthWeight` is not available in this version".to_owned();
-        reader.unsupported(place, message, "the share of matched blocks is the score");
-    }
+    let own = match_parameters(reader, one.parameters)?;
     let named = producer(one);
     let source = all.iter().find(|other| other.name == named.map_or(APPROXIMATE_PREFIX, |(name, _)| name));
-    let parameters = match (named, source) {
+    let config = match (named, source) {
         (_, Some(source)) if source.type_name == APPROXIMATE_PREFIX => {
             // The producer's own entry reports what is wrong with it.
-            source.parameters.and_then(|node| typed::<CacheParameters>(node).ok()).unwrap_or_default()
+            let cut = source.parameters.and_then(|node| typed::<Match>(node).ok()).unwrap_or_default();
+            Match {
+                match_length_weight: own.match_length_weight,
+                match_length_scale_tokens: own.match_length_scale_tokens,
+                ..cut
+            }
         }
+        (_, Some(source)) if source.type_name == PRECISE_PREFIX => Match { source: Source::Precise, ..own },
         (Some((name, place)), None) if name != APPROXIMATE_PREFIX => {
             let message = format!("no plugin instance is named `{name}`");
             let advice = did_you_mean(name, all.iter().map(|other| other.name));
@@ -248,24 +250,17 @@ fn prefix_cache(
         }
         _ => own,
     };
-    let kind = &score_prefix_cache::KIND;
-    let instance = reader.built(kind, parameters.translated(), one.place)?;
+    let kind = &score_prefix_match::KIND;
+    let instance = reader.built(kind, serde_json::to_value(config).unwrap_or_default(), one.place)?;
     Some((kind.name, instance))
 }
 
-fn cache_parameters(reader: &mut Reader<'_>, parameters: Option<&Node>) -> Option<CacheParameters> {
+fn match_parameters(reader: &mut Reader<'_>, parameters: Option<&Node>) -> Option<Match> {
     let Some(node) = parameters.filter(|node| says_something(Some(node))) else {
-        return Some(CacheParameters::default());
+        return Some(Match::default());
     };
-    match typed::<CacheParameters>(node) {
-        Ok(parameters) => {
-            if parameters.auto_tune == Some(true) {
-                let place = node.key_place("autoTune").unwrap_or(node.place);
-                let message = "`autoTune` has no effect in this version: set `blockSizeTokens` instead";
-                reader.problems.warning(place, message, None);
-            }
-            Some(parameters)
-        }
+    match typed::<Match>(node) {
+        Ok(parameters) => Some(parameters),
         Err((place, message, advice)) => {
             reader.problems.error(place, message, advice);
             None

@@ -1,6 +1,5 @@
 //! The plugin types of llm-d that have no counterpart among ours, and what becomes of them.
 
-use super::Value;
 use crate::document::{Node, Yaml};
 
 /// What naming an llm-d type means here.
@@ -14,10 +13,18 @@ pub enum Known {
     Lacking,
 }
 
-/// The type of llm-d's scorer over shares of matched blocks, which our `prefix-cache` computes.
+/// The type of llm-d's scorer over shares of matched blocks; another instance may hold its parameters.
 pub const PREFIX_CACHE_SCORER: &str = "prefix-cache-scorer";
 /// The producer that holds that scorer's parameters in llm-d.
 pub const APPROXIMATE_PREFIX: &str = "approx-prefix-cache-producer";
+
+/// The producer that follows engines' events in llm-d.
+pub const PRECISE_PREFIX: &str = "precise-prefix-cache-producer";
+
+/// Our name of an llm-d type that does what one of ours does.
+pub fn alias(name: &str) -> Option<&'static str> {
+    (name == "precise-prefix-cache-scorer").then_some("precise-prefix")
+}
 
 /// One profile is run, endpoints are scraped, prompts are read at 4 bytes a token, bookings are counted.
 const BUILT_IN: &[&str] = &[
@@ -31,6 +38,7 @@ const BUILT_IN: &[&str] = &[
     "token-producer",
     "tokenizer",
     "inflight-load-producer",
+    PRECISE_PREFIX,
 ];
 
 const IGNORED: &[&str] = &[
@@ -67,8 +75,6 @@ const LACKING: &[&str] = &[
     "load-aware-scorer",
     "token-load-scorer",
     "active-request-scorer",
-    "precise-prefix-cache-scorer",
-    "no-hit-lru-scorer",
     "session-affinity-scorer",
     "header-label-affinity-scorer",
     "endpoint-attribute-scorer",
@@ -94,7 +100,6 @@ const LACKING: &[&str] = &[
     "multicluster-file-discovery",
     "multicluster-metrics-data-source",
     "multicluster-metrics-extractor",
-    "precise-prefix-cache-producer",
     "predicted-latency-producer",
     "mm-embeddings-cache-producer",
     "session-id-producer",
@@ -127,48 +132,6 @@ pub fn known(name: &str) -> Option<Known> {
 pub fn names() -> Vec<&'static str> {
     let lists = [BUILT_IN, IGNORED, LACKING, &[PREFIX_CACHE_SCORER, APPROXIMATE_PREFIX]];
     lists.into_iter().flatten().copied().collect()
-}
-
-/// Parameters of the approximate prefix cache, on its producer or, as older releases had it, on the scorer.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields, default, rename_all = "camelCase")]
-pub struct CacheParameters {
-    /// The instance that says how prompts are cut.
-    pub prefix_match_info_producer_name: Option<String>,
-    /// Share of the matched length, beside the matched share, in the score.
-    pub match_length_weight: f64,
-    /// Tokens from which the matched length counts whole.
-    #[allow(dead_code, reason = "counts only with a weight, which is refused")]
-    pub match_length_scale_tokens: Option<u64>,
-    /// Whether the first engine's own block size is taken; it is 64 tokens unless that is larger.
-    pub auto_tune: Option<bool>,
-    /// Tokens in a block.
-    pub block_size_tokens: Option<i64>,
-    /// Leading tokens looked at.
-    pub max_prefix_tokens_to_match: Option<i64>,
-    /// Leading blocks looked at; wins over tokens.
-    pub max_prefix_blocks_to_match: Option<i64>,
-    /// Blocks remembered for each endpoint.
-    pub lru_capacity_per_server: Option<i64>,
-}
-
-impl CacheParameters {
-    /// The same as parameters of `prefix-cache`. llm-d counts 4 prompt bytes as a token, and its default score is the
-    /// plain share of matched blocks.
-    pub fn translated(&self) -> Value {
-        let above_zero = |given: Option<i64>| given.filter(|given| *given > 0);
-        let block = above_zero(self.block_size_tokens).unwrap_or(64);
-        let blocks = above_zero(self.max_prefix_blocks_to_match).unwrap_or_else(|| {
-            let tokens = above_zero(self.max_prefix_tokens_to_match).unwrap_or(131_072);
-            (tokens / block).max(1)
-        });
-        serde_json::json!({
-            "blockSizeToHash": block.saturating_mul(crate::request::BYTES_PER_TOKEN as i64),
-            "maxBlocksToMatch": blocks,
-            "maxHashCacheSize": above_zero(self.lru_capacity_per_server).unwrap_or(31_250),
-            "fullCreditBytes": 0,
-        })
-    }
 }
 
 /// Whether a node is there and is neither null nor an empty map.

@@ -50,14 +50,6 @@ use rstest::rstest;
     "4:44 error unknown field `lruCapacity`"
 )]
 #[case(
-    "plugins:\n- {type: prefix-cache-scorer, parameters: {matchLengthWeight: 0.5}}\n",
-    "4:63 error `matchLengthWeight` is not available in this version"
-)]
-#[case(
-    "plugins:\n- {type: prefix-cache-scorer, parameters: {autoTune: true}}\n",
-    "4:44 warning `autoTune` has no effect in this version"
-)]
-#[case(
     "plugins:\n- {type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: cpu-cach}}\n- {type: approx-prefix-cache-producer, name: cpu-cache}\n",
     "4:73 error no plugin instance is named `cpu-cach` = did you mean `cpu-cache`?"
 )]
