@@ -1,5 +1,23 @@
-//! From a prompt's text to the chained block hashes that caches are compared by, only if a plugin of the profile asks.
+//! From a prompt's text to what caches are compared by: chained hashes of its text, or the token ids its engine computes.
+//!
+//! ```text
+//!   tokenize   the service: queue, worker threads, budget, warming       <- app wires it, feed::render is its remote side
+//!     chat       body -> conversation, as the engine converts it
+//!     template   conversation -> text, as Python's jinja2 renders it
+//!     tokenizer  text -> ids, in pieces that stand for themselves
+//!     token_cache  pieces, texts and bodies that were seen before
+//!   blocks     text -> chained hashes
+//! ```
 
 pub mod blocks;
+mod chat;
+mod json;
+mod skipped;
+pub mod template;
+pub mod token_cache;
+pub mod tokenizer;
+mod tokens;
 
 pub use blocks::Blocks;
+pub use skipped::{Skipped, SkippedCounts};
+pub use tokens::{Origin, Tokens};
