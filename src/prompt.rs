@@ -15,9 +15,12 @@ mod json;
 mod skipped;
 pub mod template;
 pub mod token_cache;
+pub mod tokenize;
 pub mod tokenizer;
 mod tokens;
 
 pub use blocks::Blocks;
+pub use crate::state::TokenizerSource;
 pub use skipped::{Skipped, SkippedCounts};
+pub use tokenize::Tokenizers;
 pub use tokens::{Origin, Tokens};

@@ -13,6 +13,8 @@ mod conversation;
 mod messages;
 mod responses;
 
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -32,6 +34,13 @@ pub(super) struct Chat {
     continue_final_message: bool,
     /// Came from `/v1/messages`, whose inline system messages join the first where the template wants that.
     merge_system: bool,
+}
+
+impl Chat {
+    /// Whether it has tools: some models have a template of its own for that.
+    pub fn has_tools(&self) -> bool {
+        self.tools.is_some()
+    }
 }
 
 /// Reads a body. `None`: the API has no conversation.
@@ -77,13 +86,41 @@ fn completions(body: &Json) -> Result<Chat, Skipped> {
     }
     effort(body.get("reasoning_effort"), &mut variables);
     Ok(Chat {
-        messages: messages.to_vec(),
+        messages: messages.iter().map(with_ordered_calls).collect(),
         tools,
         variables,
         add_generation_prompt: flag(body, "add_generation_prompt").unwrap_or(!continue_final_message),
         continue_final_message,
         merge_system: false,
     })
+}
+
+/// Members of calls in the order in which vLLM's validation leaves them, since some templates print whole calls.
+fn with_ordered_calls(message: &Json) -> Json {
+    let mut message = message.clone();
+    if let Json::Object(members) = &mut message
+        && let Some(Json::List(calls)) = members.get_mut("tool_calls")
+    {
+        calls.iter_mut().for_each(order_call);
+    }
+    message
+}
+
+fn order_call(call: &mut Json) {
+    let Json::Object(members) = call else { return };
+    reorder(members, &["id", "function", "type"]);
+    if let Some(Json::Object(function)) = members.get_mut("function") {
+        reorder(function, &["arguments", "name"]);
+    }
+}
+
+/// Brings these members to the front.
+fn reorder(members: &mut Members, first: &[&str]) {
+    for name in first.iter().rev() {
+        if let Some(at) = members.get_index_of(*name) {
+            members.move_index(at, 0);
+        }
+    }
 }
 
 fn flag(body: &Json, name: &str) -> Option<bool> {

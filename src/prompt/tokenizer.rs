@@ -75,11 +75,6 @@ impl LocalTokenizer {
         self.pieces.is_some()
     }
 
-    /// The number that keeps its cache entries apart.
-    pub(super) fn id(&self) -> u64 {
-        self.id
-    }
-
     /// The chat template; some models have one of its own for requests with tools.
     pub fn template(&self, tools: bool) -> Option<&ChatTemplate> {
         self.templates.of(tools)

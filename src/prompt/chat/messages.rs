@@ -104,13 +104,13 @@ impl Blocks {
             "tool_use" => {
                 let input = block.get("input").filter(|input| input.is_truthy()).cloned();
                 let function = Json::object([
-                    ("name", Json::text(text("name").unwrap_or_default())),
                     ("arguments", input.unwrap_or_else(|| Json::Object(Members::default()))),
+                    ("name", Json::text(text("name").unwrap_or_default())),
                 ]);
                 self.calls.push(Json::object([
                     ("id", Json::text(text("id").unwrap_or_default())),
-                    ("type", Json::text("function")),
                     ("function", function),
+                    ("type", Json::text("function")),
                 ]));
             }
             "tool_result" if role == "user" => messages.push(tool_result(block)?),

@@ -19,6 +19,7 @@ impl Reader {
                 selector: selector.match_labels.clone(),
                 traffic: traffic_policy(problems, document),
                 engine: engine(problems, document),
+                tokenizer: None,
             };
             warn_ineffective(problems, document);
             report_selection(problems, document, &pool, &["spec", "workloadSelector"], endpoints);
@@ -31,6 +32,7 @@ impl Reader {
                 selector: document.spec.selector.match_labels.clone(),
                 traffic: TrafficPolicy::default(),
                 engine: None,
+                tokenizer: None,
             };
             let problems = &mut self.problems[document.file];
             report_selection(problems, document, &pool, &["spec", "selector"], endpoints);
