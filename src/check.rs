@@ -185,14 +185,17 @@ mod tests {
             assert!(shown.contains(problem) && report.has_errors() != problem.is_empty(), "{shown}");
         }
         let (dir, _) = checked(&annotated("http://r:1"), None);
-        let config = dir.path().join("c.yml");
+        let config = dir.path().join("c.config");
         let text = "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\ntokenizers: [{model: m, source: 'http://r:1'}]\n";
         fs::write(&config, text).unwrap();
         let report = check(Some(dir.path()), Some(&config), &Options::default());
         assert!(report.problems.is_empty(), "{report}");
         let pod = ENDPOINT.replace("labels", "annotations: {pilotfish.dev/tokenizer: engine}, labels");
         let (_dir, report) = checked(&format!("{pod}{}", server("one")), None);
-        assert!(report.to_string().contains("pilotfish.dev/tokenizer is not taken from endpoints"), "{report}");
+        assert!(
+            report.to_string().contains("pilotfish.dev/tokenizer is not taken from endpoints"),
+            "{report}"
+        );
         assert!(report.has_errors());
     }
 

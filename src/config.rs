@@ -46,11 +46,8 @@ pub struct Read {
 /// still cut in the same way.
 pub fn read(file: &Path, text: Arc<str>, options: &Options<'_>, previous: Option<&Pipeline>) -> Read {
     let documents = Node::parse(&text);
-    let mut reader = Reader {
-        problems: Problems::new(file, text),
-        options,
-        tokenizers: TokenizerSettings::default(),
-    };
+    let mut reader =
+        Reader { problems: Problems::new(file, text), options, tokenizers: TokenizerSettings::default() };
     let planned = match documents {
         Err(error) => {
             reader.problems.error(error.place, error.message, None);

@@ -19,8 +19,8 @@ pub mod tokenize;
 pub mod tokenizer;
 mod tokens;
 
-pub use blocks::Blocks;
 pub use crate::state::TokenizerSource;
+pub use blocks::Blocks;
 pub use skipped::{Skipped, SkippedCounts};
 pub use tokenize::Tokenizers;
 pub use tokens::{Origin, Tokens};

@@ -97,7 +97,8 @@ pub fn token_producer(reader: &mut Reader<'_>, kind: &str, place: Place, paramet
     }
     for member in ["timeout", "mmTimeout"] {
         if let Some(at) = vllm.key_place(member) {
-            let message = format!("`{member}` has no effect in this version: requests wait for their own budget");
+            let message =
+                format!("`{member}` has no effect in this version: requests wait for their own budget");
             reader.problems.warning(at, message, None);
         }
     }
@@ -169,7 +170,9 @@ mod tests {
 
     #[test]
     fn a_token_producer_with_vllm_is_a_renderer_and_without_parameters_nothing() {
-        let one = config("plugins:\n- {type: random}\n- {type: token-producer, parameters: {modelName: m, vllm: {url: 'http://r:1', timeout: 5s}}}\n");
+        let one = config(
+            "plugins:\n- {type: random}\n- {type: token-producer, parameters: {modelName: m, vllm: {url: 'http://r:1', timeout: 5s}}}\n",
+        );
         assert!(one.pipeline.is_some(), "{:?}", one.problems);
         assert_eq!(one.tokenizers.resolve(None, "m"), Some(&url("http://r:1")));
         assert_eq!(one.tokenizers.resolve(None, "n"), None);

@@ -134,7 +134,9 @@ impl Inner {
 impl Known {
     fn new(target: &Target, config: &RenderConfig) -> Option<Self> {
         let (destination, prefix, sglang) = match target {
-            Target::Engine(address, kind) => (address.to_string(), String::new(), *kind == EngineKind::Sglang),
+            Target::Engine(address, kind) => {
+                (address.to_string(), String::new(), *kind == EngineKind::Sglang)
+            }
             Target::Url(url) => {
                 let uri: Uri = url.parse().ok()?;
                 (uri.authority()?.to_string(), uri.path().trim_end_matches('/').to_owned(), false)

@@ -69,7 +69,9 @@ pub(super) fn render(chat: Chat, template: &ChatTemplate, special: &Members) -> 
 fn completions(body: &Json) -> Result<Chat, Skipped> {
     // A template of the request's own is refused by engines unless told otherwise; the others change the tokens in ways
     // that only the engine knows.
-    if ["chat_template", "truncate_prompt_tokens", "prompt_embeds"].iter().any(|name| body.get(name).is_some())
+    if ["chat_template", "truncate_prompt_tokens", "prompt_embeds"]
+        .iter()
+        .any(|name| body.get(name).is_some())
         || flag(body, "add_special_tokens") == Some(true)
     {
         return Err(Skipped::Unsupported);
@@ -151,7 +153,11 @@ fn chat_tool(tool: &Json) -> Result<Json, Skipped> {
         return Err(Skipped::Unsupported);
     }
     let function = tool.get("function").ok_or(Skipped::Unsupported)?;
-    function_tool(function, function.get("defer_loading").or(tool.get("defer_loading")), tool.get("defer_loading"))
+    function_tool(
+        function,
+        function.get("defer_loading").or(tool.get("defer_loading")),
+        tool.get("defer_loading"),
+    )
 }
 
 fn function_tool(function: &Json, deferred: Option<&Json>, outer: Option<&Json>) -> Result<Json, Skipped> {

@@ -56,9 +56,7 @@ impl ChatTemplate {
         python::teach(&mut environment);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime::now);
-        environment
-            .add_template_owned(NAME, without_generation_blocks(source))
-            .map_err(invalid)?;
+        environment.add_template_owned(NAME, without_generation_blocks(source)).map_err(invalid)?;
         let mut template = Self {
             environment,
             uses_clock: source.contains("strftime_now"),

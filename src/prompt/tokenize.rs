@@ -217,9 +217,10 @@ impl Tokenizers {
             Some(TokenizerSource::File(file)) => {
                 self.local(ask, file).await.map(|ids| Tokens::new(ids, Origin::Local))
             }
-            Some(TokenizerSource::Url(url)) => {
-                self.remote(ask, Target::Url(Arc::clone(url))).await.map(|ids| Tokens::new(ids, Origin::Remote))
-            }
+            Some(TokenizerSource::Url(url)) => self
+                .remote(ask, Target::Url(Arc::clone(url)))
+                .await
+                .map(|ids| Tokens::new(ids, Origin::Remote)),
             Some(TokenizerSource::Engine) => {
                 let (address, kind) = ask.engine.ok_or(Skipped::NoTokenizer)?;
                 let target = Target::Engine(address, kind);
@@ -234,12 +235,7 @@ impl Tokenizers {
         if let Some(ids) = self.shared.cache.get(&key) {
             return Ok(ids);
         }
-        let work = Work {
-            tokenizer,
-            api: ask.request.api,
-            text: ask.prompt_text()?,
-            body: ask.body.clone(),
-        };
+        let work = Work { tokenizer, api: ask.request.api, text: ask.prompt_text()?, body: ask.body.clone() };
         let reply = self.shared.queue.offer(key, Job::new(work), ask.budget)?;
         match timeout(ask.budget, reply).await {
             Ok(Ok(outcome)) => outcome,

@@ -100,7 +100,12 @@ impl LocalTokenizer {
     }
 
     /// The same ids as [`LocalTokenizer::encode`], by what is in the cache of the text, its pieces and chunks.
-    pub fn encode_cached(&self, cache: &TokenCache, text: &str, around: Around) -> Result<Arc<[u32]>, Skipped> {
+    pub fn encode_cached(
+        &self,
+        cache: &TokenCache,
+        text: &str,
+        around: Around,
+    ) -> Result<Arc<[u32]>, Skipped> {
         let whole = cache.key(self.space(if around == Around::Added { 1 } else { 2 }), text.as_bytes());
         if let Some(ids) = cache.get(&whole) {
             return Ok(ids);

@@ -217,8 +217,13 @@ impl Reader {
             for key in document.metadata.annotations.keys().filter(|key| key.starts_with("pilotfish.dev/")) {
                 if key == super::tokenizer::ANNOTATION {
                     let place = document.place(&["metadata", "annotations", key]);
-                    let advice = "annotate the ModelServer: whoever can label an endpoint must not be sent prompts";
-                    problems.error(place, format!("{key} is not taken from endpoints"), Some(advice.to_owned()));
+                    let advice =
+                        "annotate the ModelServer: whoever can label an endpoint must not be sent prompts";
+                    problems.error(
+                        place,
+                        format!("{key} is not taken from endpoints"),
+                        Some(advice.to_owned()),
+                    );
                 } else if key != "pilotfish.dev/drain" {
                     let place = document.place(&["metadata", "annotations", key]);
                     problems.warning(

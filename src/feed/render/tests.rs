@@ -29,7 +29,8 @@ async fn serve(script: Arc<Script>) -> SocketAddr {
         if let Some(gate) = &script.gate {
             gate.acquire().await.unwrap().forget();
         }
-        let (status, body) = script.answers.lock().pop_front().unwrap_or((200, r#"{"tokens":[1],"token_ids":[1]}"#));
+        let (status, body) =
+            script.answers.lock().pop_front().unwrap_or((200, r#"{"tokens":[1],"token_ids":[1]}"#));
         (StatusCode::from_u16(status).unwrap(), body)
     };
     let router = Router::new().fallback(answer).with_state(script);
@@ -66,7 +67,8 @@ async fn rendering_is_tried_first_and_not_again_for_a_while_where_it_is_not_serv
         (200, r#"{"count":1,"tokens":[8]}"#),
     ]);
     let address = serve(Arc::clone(&script)).await;
-    let renderer = Renderer::new(RenderConfig { without_render: Duration::from_mins(1), ..RenderConfig::default() });
+    let renderer =
+        Renderer::new(RenderConfig { without_render: Duration::from_mins(1), ..RenderConfig::default() });
     for expected in [&[5, 6][..], &[9], &[8]] {
         assert_eq!(renderer.ids(ask(engine(address))).await.as_deref(), Ok(expected));
     }
@@ -94,7 +96,11 @@ async fn a_url_keeps_what_stands_before_the_apis_path_and_sglang_has_no_renderin
 #[case(200, "<html>", Skipped::BadAnswer)]
 #[case(200, r#"{"token_ids":[1],"model":"another"}"#, Skipped::BadAnswer)]
 #[tokio::test]
-async fn every_failure_has_its_reason(#[case] status: u16, #[case] body: &'static str, #[case] reason: Skipped) {
+async fn every_failure_has_its_reason(
+    #[case] status: u16,
+    #[case] body: &'static str,
+    #[case] reason: Skipped,
+) {
     let script = Arc::new(Script::default());
     script.answers.lock().push_back((status, body));
     let address = serve(script).await;

@@ -81,7 +81,11 @@ pub fn tokenize(ask: &RemoteAsk, sglang: bool) -> Result<Bytes, Skipped> {
                     .filter(|_| !continued)
                     .or(continued.then_some(&*falsehood)),
                 continue_final_message: asked.continue_final_message,
-                chat_template_kwargs: variables(asked.chat_template_kwargs, asked.documents, asked.reasoning_effort),
+                chat_template_kwargs: variables(
+                    asked.chat_template_kwargs,
+                    asked.documents,
+                    asked.reasoning_effort,
+                ),
                 ..Tokenize::default()
             }
         }
@@ -159,7 +163,9 @@ struct Tokenized {
 
 /// The ids of `/tokenize`.
 pub fn tokenized(body: &[u8]) -> Outcome {
-    let Ok(Tokenized { tokens, count }) = serde_json::from_slice(body) else { return Err(Skipped::BadAnswer) };
+    let Ok(Tokenized { tokens, count }) = serde_json::from_slice(body) else {
+        return Err(Skipped::BadAnswer);
+    };
     if count.is_some_and(|count| count != tokens.len()) {
         return Err(Skipped::BadAnswer);
     }
@@ -205,7 +211,13 @@ mod tests {
     #[case(r#"{"tokens":"1"}"#)]
     fn what_is_no_list_of_ids_is_a_bad_answer(#[case] body: &str) {
         assert_eq!(tokenized(body.as_bytes()), Err(Skipped::BadAnswer));
-        assert_eq!(rendered(body.replace("tokens", "token_ids").replace(",2", "").replace("[1]", "[]").as_bytes(), "m"), Err(Skipped::BadAnswer));
+        assert_eq!(
+            rendered(
+                body.replace("tokens", "token_ids").replace(",2", "").replace("[1]", "[]").as_bytes(),
+                "m"
+            ),
+            Err(Skipped::BadAnswer)
+        );
     }
 
     fn body(api: Api, text: &str, sglang: bool) -> Result<String, Skipped> {
@@ -221,13 +233,38 @@ mod tests {
     }
 
     #[rstest::rstest]
-    #[case(Api::Completions, r#"{"model":"x","prompt":"hi","max_tokens":3}"#, false, r#"{"model":"m","prompt":"hi"}"#)]
-    #[case(Api::Completions, r#"{"prompt":["a","b"],"add_special_tokens":false}"#, false, r#"{"model":"m","prompt":"a","add_special_tokens":false}"#)]
+    #[case(
+        Api::Completions,
+        r#"{"model":"x","prompt":"hi","max_tokens":3}"#,
+        false,
+        r#"{"model":"m","prompt":"hi"}"#
+    )]
+    #[case(
+        Api::Completions,
+        r#"{"prompt":["a","b"],"add_special_tokens":false}"#,
+        false,
+        r#"{"model":"m","prompt":"a","add_special_tokens":false}"#
+    )]
     #[case(Api::SglangGenerate, r#"{"text":"hi"}"#, true, r#"{"model":"m","prompt":"hi"}"#)]
-    #[case(Api::Chat, r#"{"messages":[{"role":"user", "content":"é"}],"tools":[{"a":1}]}"#, false, r#"{"model":"m","messages":[{"role":"user", "content":"é"}],"tools":[{"a":1}]}"#)]
-    #[case(Api::Chat, r#"{"messages":[],"continue_final_message":true}"#, false, r#"{"model":"m","messages":[],"add_generation_prompt":false,"continue_final_message":true}"#)]
+    #[case(
+        Api::Chat,
+        r#"{"messages":[{"role":"user", "content":"é"}],"tools":[{"a":1}]}"#,
+        false,
+        r#"{"model":"m","messages":[{"role":"user", "content":"é"}],"tools":[{"a":1}]}"#
+    )]
+    #[case(
+        Api::Chat,
+        r#"{"messages":[],"continue_final_message":true}"#,
+        false,
+        r#"{"model":"m","messages":[],"add_generation_prompt":false,"continue_final_message":true}"#
+    )]
     #[case(Api::Chat, r#"{"messages":[],"reasoning_effort":"low","documents":[1],"chat_template_kwargs":{"x":1}}"#, false, r#"{"model":"m","messages":[],"chat_template_kwargs":{"documents":[1],"enable_thinking":true,"reasoning_effort":"low","x":1}}"#)]
-    #[case(Api::Chat, r#"{"messages":[]}"#, true, r#"{"model":"m","messages":[],"add_special_tokens":false}"#)]
+    #[case(
+        Api::Chat,
+        r#"{"messages":[]}"#,
+        true,
+        r#"{"model":"m","messages":[],"add_special_tokens":false}"#
+    )]
     fn tokenize_is_told_all_that_changes_the_tokens(
         #[case] api: Api,
         #[case] text: &str,

@@ -77,14 +77,18 @@ fn normalised(message: &Json, format: ContentFormat) -> Result<Json, Skipped> {
     }
     // Tools answer in one text whatever the template reads.
     let content = match format {
-        ContentFormat::Parts if role != "tool" => Json::List(parts.into_iter().map(Part::into_json).collect()),
+        ContentFormat::Parts if role != "tool" => {
+            Json::List(parts.into_iter().map(Part::into_json).collect())
+        }
         _ => joined(&parts, format),
     };
     let mut members = Members::default();
     members.insert("role".into(), Json::text(role));
     members.insert("content".into(), content);
     if role == "assistant" {
-        if let Some(calls) = message.get("tool_calls").and_then(Json::as_list).filter(|calls| !calls.is_empty()) {
+        if let Some(calls) =
+            message.get("tool_calls").and_then(Json::as_list).filter(|calls| !calls.is_empty())
+        {
             let calls = calls.iter().map(call).collect::<Result<Vec<_>, _>>()?;
             members.insert("tool_calls".into(), Json::List(calls));
         }
@@ -131,9 +135,30 @@ impl Part {
 
 /// Members of content parts that some API defines.
 const PART_MEMBERS: [&str; 24] = [
-    "type", "text", "refusal", "thinking", "closed", "uuid", "image_url", "input_audio", "audio_url", "video_url",
-    "file", "image_embeds", "audio_embeds", "video_embeds", "image_pil", "data", "name", "detail", "file_id",
-    "annotations", "logprobs", "prompt_cache_breakpoint", "tool_reference", "prompt_embeds",
+    "type",
+    "text",
+    "refusal",
+    "thinking",
+    "closed",
+    "uuid",
+    "image_url",
+    "input_audio",
+    "audio_url",
+    "video_url",
+    "file",
+    "image_embeds",
+    "audio_embeds",
+    "video_embeds",
+    "image_pil",
+    "data",
+    "name",
+    "detail",
+    "file_id",
+    "annotations",
+    "logprobs",
+    "prompt_cache_breakpoint",
+    "tool_reference",
+    "prompt_embeds",
 ];
 
 fn part(item: &Json) -> Result<Option<Part>, Skipped> {
@@ -149,8 +174,8 @@ fn part(item: &Json) -> Result<Option<Part>, Skipped> {
         "text" | "input_text" | "output_text" => item.get("text"),
         "refusal" => item.get("refusal"),
         "thinking" => item.get("thinking"),
-        "image_url" | "input_image" | "audio_url" | "input_audio" | "video_url" | "image_embeds" | "audio_embeds"
-        | "video_embeds" | "image_pil" => return Err(Skipped::Media),
+        "image_url" | "input_image" | "audio_url" | "input_audio" | "video_url" | "image_embeds"
+        | "audio_embeds" | "video_embeds" | "image_pil" => return Err(Skipped::Media),
         _ => return Err(Skipped::Unsupported),
     };
     match text {
@@ -213,7 +238,8 @@ fn without_developers(messages: Vec<Json>) -> Vec<Json> {
         })
         .collect();
     let is_system = |message: &&Json| role(message) == "system";
-    let (count, first) = (messages.iter().filter(is_system).count(), messages.first().as_ref().is_some_and(is_system));
+    let (count, first) =
+        (messages.iter().filter(is_system).count(), messages.first().as_ref().is_some_and(is_system));
     if count == 1 && first {
         return messages;
     }
@@ -280,7 +306,9 @@ pub fn cut_at_the_end(mut text: String) -> Result<String, Skipped> {
     text.truncate(at);
     if !whole {
         // Python's white space has four separators that Rust's has not.
-        let kept = text.trim_end_matches(|letter: char| letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter));
+        let kept = text.trim_end_matches(|letter: char| {
+            letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter)
+        });
         text.truncate(kept.len());
     }
     Ok(text)

@@ -95,11 +95,13 @@ impl Blocks {
         match text("type").ok_or(Skipped::Unsupported)? {
             "text" => {
                 let text = text("text").filter(|text| !text.is_empty());
-                self.parts.extend(text.map(|text| {
-                    Json::object([("type", Json::text("text")), ("text", Json::text(text))])
-                }));
+                self.parts.extend(
+                    text.map(|text| Json::object([("type", Json::text("text")), ("text", Json::text(text))])),
+                );
             }
-            "thinking" => self.reasoning.get_or_insert_default().push_str(text("thinking").unwrap_or_default()),
+            "thinking" => {
+                self.reasoning.get_or_insert_default().push_str(text("thinking").unwrap_or_default())
+            }
             "redacted_thinking" | "tool_reference" => {}
             "tool_use" => {
                 let input = block.get("input").filter(|input| input.is_truthy()).cloned();
@@ -170,9 +172,12 @@ fn tool(tool: &Json) -> Result<Json, Skipped> {
         return Err(Skipped::Unsupported);
     }
     let mut function = Members::default();
-    for (theirs, ours) in
-        [("name", "name"), ("description", "description"), ("input_schema", "parameters"), ("strict", "strict")]
-    {
+    for (theirs, ours) in [
+        ("name", "name"),
+        ("description", "description"),
+        ("input_schema", "parameters"),
+        ("strict", "strict"),
+    ] {
         function.insert(ours.into(), tool.get(theirs).cloned().unwrap_or(Json::Null));
     }
     function_tool(&Json::Object(function), tool.get("defer_loading"), None)

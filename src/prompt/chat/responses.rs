@@ -119,7 +119,9 @@ fn take(item: &Json, messages: &mut Vec<Json>, first: usize) -> Result<(), Skipp
 /// The assistant's message that is last, if it came from the input.
 fn open_answer(messages: &mut [Json], first: usize) -> Option<&mut Members> {
     match messages.get_mut(first..)?.last_mut() {
-        Some(Json::Object(members)) if members.get("role").and_then(Json::as_str) == Some("assistant") => Some(members),
+        Some(Json::Object(members)) if members.get("role").and_then(Json::as_str) == Some("assistant") => {
+            Some(members)
+        }
         _ => None,
     }
 }

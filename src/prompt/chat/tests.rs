@@ -62,16 +62,29 @@ fn conversations_are_what_vllm_gives_to_the_template() {
         serde_json::from_str(include_str!("../../../tests/data/vllm/conversations.json")).unwrap();
     assert!(cases.len() > 30);
     for case in &cases {
-        for (format, expected) in [(ContentFormat::Text, &case.string), (ContentFormat::Parts, &case.openai)] {
+        for (format, expected) in [(ContentFormat::Text, &case.string), (ContentFormat::Parts, &case.openai)]
+        {
             let what = format!("{} {format:?}", case.name);
             let chat = chat(&case.path, &case.body).unwrap_or_else(|reason| panic!("{what}: {reason:?}"));
-            assert_eq!(Json::Bool(chat.continue_final_message), expected.kwargs.as_object().unwrap()["continue_final_message"], "{what}");
+            assert_eq!(
+                Json::Bool(chat.continue_final_message),
+                expected.kwargs.as_object().unwrap()["continue_final_message"],
+                "{what}"
+            );
             let variables =
                 conversation::variables(chat, &template(case, format), &Members::default()).unwrap();
-            let of = |name: &str| dumped(&variables.get_attr(name).unwrap()).replace("CONTINUE_FINAL_MESSAGE_TAG ", "");
+            let of = |name: &str| {
+                dumped(&variables.get_attr(name).unwrap()).replace("CONTINUE_FINAL_MESSAGE_TAG ", "")
+            };
             assert_eq!(of("messages"), dumped(&Value::from(&expected.messages)), "{what}");
             assert_eq!(of("tools"), dumped(&Value::from(&expected.tools)), "{what}");
-            for (name, value) in expected.kwargs.as_object().unwrap().iter().filter(|(name, _)| &***name != "continue_final_message") {
+            for (name, value) in expected
+                .kwargs
+                .as_object()
+                .unwrap()
+                .iter()
+                .filter(|(name, _)| &***name != "continue_final_message")
+            {
                 assert_eq!(of(name), dumped(&Value::from(value)), "{what}: {name}");
             }
         }
@@ -86,14 +99,38 @@ impl std::fmt::Debug for Json {
 }
 
 #[rstest::rstest]
-#[case("/v1/chat/completions", r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}"#, Skipped::Media)]
-#[case("/v1/messages", r#"{"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}"#, Skipped::Media)]
-#[case("/v1/responses", r#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]}"#, Skipped::Media)]
+#[case(
+    "/v1/chat/completions",
+    r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}"#,
+    Skipped::Media
+)]
+#[case(
+    "/v1/messages",
+    r#"{"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}"#,
+    Skipped::Media
+)]
+#[case(
+    "/v1/responses",
+    r#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]}"#,
+    Skipped::Media
+)]
 #[case("/v1/responses", r#"{"input":"x","previous_response_id":"r"}"#, Skipped::Unsupported)]
-#[case("/v1/chat/completions", r#"{"messages":[{"role":"user","content":"x"}],"chat_template":"{{ 1 }}"}"#, Skipped::Unsupported)]
-#[case("/v1/chat/completions", r#"{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"tokenize":true}}"#, Skipped::Unsupported)]
+#[case(
+    "/v1/chat/completions",
+    r#"{"messages":[{"role":"user","content":"x"}],"chat_template":"{{ 1 }}"}"#,
+    Skipped::Unsupported
+)]
+#[case(
+    "/v1/chat/completions",
+    r#"{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"tokenize":true}}"#,
+    Skipped::Unsupported
+)]
 #[case("/v1/chat/completions", r#"{"messages":[{"content":"x"}]}"#, Skipped::Unsupported)]
-#[case("/v1/messages", r#"{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"}}"#, Skipped::Unsupported)]
+#[case(
+    "/v1/messages",
+    r#"{"messages":[{"role":"user","content":"x"}],"thinking":{"type":"disabled"}}"#,
+    Skipped::Unsupported
+)]
 #[case("/v1/chat/completions", "{", Skipped::Failed)]
 fn what_only_the_engine_knows_is_skipped(#[case] path: &str, #[case] body: &str, #[case] expected: Skipped) {
     let template = ChatTemplate::new("{% for m in messages %}{{ m.content }}{% endfor %}").unwrap();
@@ -113,7 +150,8 @@ fn a_continued_message_ends_the_text(
     #[case] expected: Result<&str, Skipped>,
 ) {
     let source = format!("{{% for m in messages %}}<{{{{ m.role }}}}>{shown}</s>{{% endfor %}}");
-    let template = ChatTemplate::new(&source.replace("</s>", "{{ '</s>' if m.role == 'assistant' }}")).unwrap();
+    let template =
+        ChatTemplate::new(&source.replace("</s>", "{{ '</s>' if m.role == 'assistant' }}")).unwrap();
     let body = serde_json::json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": last}],
         "continue_final_message": true});
     let chat = read(Api::Chat, body.to_string().as_bytes()).unwrap().unwrap();

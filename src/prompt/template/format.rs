@@ -180,16 +180,37 @@ mod tests {
 
     #[rstest::rstest]
     #[case("{% for m in messages %}{{ m.content }}{% endfor %}", ContentFormat::Text)]
-    #[case("{%- for m in messages -%}{% for part in m['content'] %}{% endfor %}{% endfor %}", ContentFormat::Parts)]
-    #[case("{% for m in messages[1:] %}{% for p in m.content | list %}{% endfor %}{% endfor %}", ContentFormat::Parts)]
-    #[case("{% set rest = messages[1:] %}{% for m in rest %}{% for p in m.content %}{% endfor %}{% endfor %}", ContentFormat::Parts)]
+    #[case(
+        "{%- for m in messages -%}{% for part in m['content'] %}{% endfor %}{% endfor %}",
+        ContentFormat::Parts
+    )]
+    #[case(
+        "{% for m in messages[1:] %}{% for p in m.content | list %}{% endfor %}{% endfor %}",
+        ContentFormat::Parts
+    )]
+    #[case(
+        "{% set rest = messages[1:] %}{% for m in rest %}{% for p in m.content %}{% endfor %}{% endfor %}",
+        ContentFormat::Parts
+    )]
     #[case("{% for m in messages %}{% for c in m.tool_calls %}{% endfor %}{% endfor %}", ContentFormat::Text)]
     #[case("{% for item in content %}{% endfor %}", ContentFormat::Parts)]
-    #[case("{% macro show(x, n=1) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ show(m.content) }}{% endfor %}", ContentFormat::Parts)]
-    #[case("{% macro show(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ show(m.tools) }}{% endfor %}", ContentFormat::Text)]
+    #[case(
+        "{% macro show(x, n=1) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ show(m.content) }}{% endfor %}",
+        ContentFormat::Parts
+    )]
+    #[case(
+        "{% macro show(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ show(m.tools) }}{% endfor %}",
+        ContentFormat::Text
+    )]
     #[case("{% macro show(content) %}{% for p in content %}{% endfor %}{% endmacro %}", ContentFormat::Text)]
-    #[case("{% for m in messages if m.role == 'user' %}{% for p in m.content %}{% endfor %}{% endfor %}", ContentFormat::Parts)]
-    fn a_template_that_iterates_over_content_reads_parts(#[case] source: &str, #[case] expected: ContentFormat) {
+    #[case(
+        "{% for m in messages if m.role == 'user' %}{% for p in m.content %}{% endfor %}{% endfor %}",
+        ContentFormat::Parts
+    )]
+    fn a_template_that_iterates_over_content_reads_parts(
+        #[case] source: &str,
+        #[case] expected: ContentFormat,
+    ) {
         assert_eq!(detect(source), expected);
     }
 }

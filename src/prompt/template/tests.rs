@@ -61,7 +61,8 @@ fn a_template_that_wants_the_system_message_first_is_known() {
 
 #[test]
 fn a_template_that_does_not_end_is_stopped() {
-    let endless = ChatTemplate::new("{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}");
+    let endless =
+        ChatTemplate::new("{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}");
     // Compiling renders once, to see how it takes system messages.
     assert!(endless.unwrap().system_first);
 }

@@ -78,7 +78,9 @@ impl Library {
         let thread = std::thread::Builder::new().name("tokenizer-load".to_owned());
         let started = thread.spawn(move || files.iter().for_each(|file| inner.load(file)));
         if let Err(error) = started {
-            tracing::error!("no thread to load tokenizers: {error}; raise the limit of threads of this process");
+            tracing::error!(
+                "no thread to load tokenizers: {error}; raise the limit of threads of this process"
+            );
         }
     }
 

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 use super::super::skipped::Skipped;
 use super::super::token_cache::{Key, TokenCache};
 use super::super::tokenizer::LocalTokenizer;
-use super::local::prompt_ids;
 use super::Outcome;
+use super::local::prompt_ids;
 use crate::request::Api;
 
 /// What a thread gets through before anything was measured, bytes a second: the slower engine on text never seen.

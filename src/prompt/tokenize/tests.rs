@@ -68,14 +68,21 @@ fn work(service: &Tokenizers) -> bool {
 }
 
 fn expected(text: &str, around: crate::prompt::tokenizer::Around) -> Vec<u32> {
-    crate::prompt::tokenizer::LocalTokenizer::load(&Path::new(DIR).join("small")).unwrap().encode(text, around).unwrap()
+    crate::prompt::tokenizer::LocalTokenizer::load(&Path::new(DIR).join("small"))
+        .unwrap()
+        .encode(text, around)
+        .unwrap()
 }
 
 #[tokio::test]
 async fn threads_answer_and_a_second_time_the_cache_does() {
     let service = Tokenizers::new(options(1), None).unwrap();
     let (source, hello) = (file(), completion("Hello world"));
-    assert_eq!(service.tokens(hello.ask(Some(&source))).await, Err(Skipped::NoTokenizer), "it loads in the background");
+    assert_eq!(
+        service.tokens(hello.ask(Some(&source))).await,
+        Err(Skipped::NoTokenizer),
+        "it loads in the background"
+    );
     wait_until(|| service.is_ready("small"));
     let ask = Ask { budget: Duration::from_secs(20), ..hello.ask(Some(&source)) };
     let tokens = service.tokens(ask).await.unwrap();
@@ -90,7 +97,8 @@ async fn a_chat_is_rendered_without_tokens_around() {
     let service = still(options(0));
     let source = file();
     let chat = sent("/v1/chat/completions", r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#);
-    let (answer, ()) = tokio::join!(service.tokens(chat.ask(Some(&source))), async { assert!(work(&service)) });
+    let (answer, ()) =
+        tokio::join!(service.tokens(chat.ask(Some(&source))), async { assert!(work(&service)) });
     let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(answer.unwrap()[..], expected(text, crate::prompt::tokenizer::Around::NotAdded));
 }
@@ -178,11 +186,9 @@ fn files_that_are_missing_broken_or_elsewhere_are_problems_for_the_operator() {
     std::fs::create_dir(dir.path().join("broken")).unwrap();
     std::fs::write(dir.path().join("broken/tokenizer.json"), "{}").unwrap();
     std::os::unix::fs::symlink(format!("{DIR}/small"), dir.path().join("link")).unwrap();
-    let service = Tokenizers::new(
-        Options { dir: Some(dir.path().to_owned()), threads: 0, ..Options::default() },
-        None,
-    )
-    .unwrap();
+    let service =
+        Tokenizers::new(Options { dir: Some(dir.path().to_owned()), threads: 0, ..Options::default() }, None)
+            .unwrap();
     let sources: Vec<TokenizerSource> =
         ["broken", "missing", "link"].map(|file| TokenizerSource::File(file.into())).into();
     service.follow(&sources);
@@ -192,7 +198,10 @@ fn files_that_are_missing_broken_or_elsewhere_are_problems_for_the_operator() {
     assert!(problems[1].1.contains("out of --tokenizer-dir"), "{problems:?}");
     assert!(problems[2].1.contains("copy the model's tokenizer.json there"), "{problems:?}");
     let get = |file: &str| service.shared.library.get(&file.into()).map(|_| ());
-    assert_eq!((get("broken"), get("missing"), get("link")), (Err(Skipped::Failed), Err(Skipped::NoTokenizer), Err(Skipped::Failed)));
+    assert_eq!(
+        (get("broken"), get("missing"), get("link")),
+        (Err(Skipped::Failed), Err(Skipped::NoTokenizer), Err(Skipped::Failed))
+    );
     // Mended, it is loaded without a restart; dropped, it is forgotten.
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(format!("{DIR}/small/{name}"), dir.path().join("broken").join(name)).unwrap();
@@ -231,8 +240,11 @@ impl Remote for Far {
 #[tokio::test(start_paused = true)]
 async fn a_remote_tokenizer_is_asked_once_a_body_and_its_late_answer_is_kept() {
     let far = Arc::new(Far::default());
-    let service =
-        Tokenizers::new(Options { threads: 0, ..Options::default() }, Some(Arc::clone(&far) as Arc<dyn Remote>)).unwrap();
+    let service = Tokenizers::new(
+        Options { threads: 0, ..Options::default() },
+        Some(Arc::clone(&far) as Arc<dyn Remote>),
+    )
+    .unwrap();
     let (source, hello) = (TokenizerSource::Engine, completion("hello"));
     let ask = hello.ask(Some(&source));
     let (one, two) = tokio::join!(service.tokens(ask), service.tokens(ask));

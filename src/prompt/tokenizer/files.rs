@@ -166,10 +166,8 @@ fn configuration(folder: &Path) -> Result<(Templates, Vec<AddedToken>), LoadErro
     let path = folder.join("tokenizer_config.json");
     let config = match read_if_there(&path)? {
         None => Json::Null,
-        Some(text) => Json::parse(text.as_bytes()).ok_or_else(|| LoadError::Invalid {
-            path: path.clone(),
-            why: "it is not JSON".to_owned(),
-        })?,
+        Some(text) => Json::parse(text.as_bytes())
+            .ok_or_else(|| LoadError::Invalid { path: path.clone(), why: "it is not JSON".to_owned() })?,
     };
     let compile = |source: &str, path: &Path| {
         ChatTemplate::new(source)

@@ -42,7 +42,8 @@ impl Pieces {
         }
         let of = |normalized: bool| -> Option<(AhoCorasick, Vec<u32>)> {
             let tokens: Vec<_> = added.iter().filter(|token| token.normalized == normalized).collect();
-            let ids = tokens.iter().map(|token| definition.id_of(&token.content)).collect::<Option<Vec<_>>>()?;
+            let ids =
+                tokens.iter().map(|token| definition.id_of(&token.content)).collect::<Option<Vec<_>>>()?;
             let search = AhoCorasick::builder()
                 .match_kind(MatchKind::LeftmostLongest)
                 .build(tokens.iter().map(|token| &token.content))
@@ -117,8 +118,8 @@ fn stands_anywhere(pre_tokenizer: &Value) -> bool {
             matches!(pre_tokenizer.get("prepend_scheme").and_then(Value::as_str), Some("never" | "always"))
         }
         Some(
-            "BertPreTokenizer" | "ByteLevel" | "CharDelimiterSplit" | "Digits" | "Punctuation" | "Split" | "Whitespace"
-            | "WhitespaceSplit",
+            "BertPreTokenizer" | "ByteLevel" | "CharDelimiterSplit" | "Digits" | "Punctuation" | "Split"
+            | "Whitespace" | "WhitespaceSplit",
         ) => true,
         Some(_) => false,
     }

@@ -43,7 +43,11 @@ fn ids_are_those_of_the_python_library() {
             assert_eq!(tokenizer.encode(&text, Around::Added).unwrap(), with, "{text:?}");
             assert_eq!(tokenizer.encode(&text, Around::NotAdded).unwrap(), without, "{text:?}");
             assert_eq!(*tokenizer.encode_cached(&cache, &text, Around::Added).unwrap(), with, "{text:?}");
-            assert_eq!(*tokenizer.encode_cached(&cache, &text, Around::NotAdded).unwrap(), without, "{text:?}");
+            assert_eq!(
+                *tokenizer.encode_cached(&cache, &text, Around::NotAdded).unwrap(),
+                without,
+                "{text:?}"
+            );
         }
     }
 }
@@ -105,7 +109,8 @@ fn a_text_that_grows_keeps_all_chunks_but_the_last() {
 
 #[test]
 fn after_a_change_the_cuts_fall_into_their_places_again() {
-    let words: Vec<String> = (0..20_000_u32).map(|n| format!("word{}", n.wrapping_mul(2_654_435_761) % 997)).collect();
+    let words: Vec<String> =
+        (0..20_000_u32).map(|n| format!("word{}", n.wrapping_mul(2_654_435_761) % 997)).collect();
     let text = words.join(" ");
     let changed = format!("{} and something new {}", &text[..30_000], &text[30_000..]);
     let tokenizer = small();
@@ -157,7 +162,8 @@ fn a_token_that_reaches_over_its_text_leaves_the_text_whole() {
     let json = r#"{"model":{"type":"BPE"}}"#;
     let reaching = [tokenizers::AddedToken::from("<x>", true).rstrip(true)];
     assert!(Pieces::new(&definition(json), reaching.iter()).is_none());
-    let metaspace = r#"{"model":{"type":"BPE"},"pre_tokenizer":{"type":"Metaspace","prepend_scheme":"first"}}"#;
+    let metaspace =
+        r#"{"model":{"type":"BPE"},"pre_tokenizer":{"type":"Metaspace","prepend_scheme":"first"}}"#;
     assert!(Pieces::new(&definition(metaspace), [].into_iter()).is_none());
 }
 

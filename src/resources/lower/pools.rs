@@ -102,8 +102,13 @@ fn unlisted(
 ) -> Option<(Arc<str>, Problem)> {
     let Some(TokenizerSource::Url(url)) = source else { return None };
     let place = document.place(&["metadata", "annotations", tokenizer::ANNOTATION]);
-    let advice = Some(format!("list it in the configuration: tokenizers: [{{model: NAME, source: '{url}'}}]"));
-    problems.error(place, format!("prompts are not sent to `{url}`: the configuration does not list it"), advice);
+    let advice =
+        Some(format!("list it in the configuration: tokenizers: [{{model: NAME, source: '{url}'}}]"));
+    problems.error(
+        place,
+        format!("prompts are not sent to `{url}`: the configuration does not list it"),
+        advice,
+    );
     problems.found.pop().map(|problem| (Arc::clone(url), problem))
 }
 
