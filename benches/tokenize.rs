@@ -2,6 +2,8 @@
 //!
 //! With a real tokenizer if `scripts/tokenizers.py` fetched one, else with the small one of the tests.
 
+#![allow(clippy::expect_used, reason = "a bench fails where it stands")]
+
 use std::path::{Path, PathBuf};
 
 use divan::{Bencher, black_box};
@@ -62,7 +64,7 @@ fn chat(turns: usize, bytes: usize) -> String {
 }
 
 #[divan::bench]
-fn repeated_body_128k(bencher: Bencher) {
+fn repeated_body_128k(bencher: Bencher<'_, '_>) {
     let (tokenizer, cache, body) = (tokenizer(), cache(), chat(40, LONG));
     let ids = || prompt_ids(&tokenizer, &cache, Api::Chat, black_box(body.as_bytes()), None).expect("ids");
     ids();
@@ -70,7 +72,7 @@ fn repeated_body_128k(bencher: Bencher) {
 }
 
 #[divan::bench(sample_count = 20)]
-fn cold_128k(bencher: Bencher) {
+fn cold_128k(bencher: Bencher<'_, '_>) {
     let (tokenizer, text) = (tokenizer(), text(0, LONG));
     bencher.with_inputs(cache).bench_local_values(|cache| {
         tokenizer.encode_cached(&cache, black_box(&text), Around::Added).expect("ids")
@@ -79,7 +81,7 @@ fn cold_128k(bencher: Bencher) {
 
 /// The conversation before is in the cache; a tenth is new.
 #[divan::bench(sample_count = 20)]
-fn next_turn_of_128k(bencher: Bencher) {
+fn next_turn_of_128k(bencher: Bencher<'_, '_>) {
     let (tokenizer, text) = (tokenizer(), text(0, LONG));
     let warm = || {
         let cache = cache();
@@ -93,7 +95,7 @@ fn next_turn_of_128k(bencher: Bencher) {
 
 /// Body to ids where all pieces are known and the body is not: JSON, template and look-ups.
 #[divan::bench]
-fn template_of_40_turns(bencher: Bencher) {
+fn template_of_40_turns(bencher: Bencher<'_, '_>) {
     let (tokenizer, cache) = (tokenizer(), cache());
     let body = chat(40, 40 * 400);
     let mut number = 0_u32;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use quick_cache::Weighter;
-use quick_cache::sync::Cache;
+use quick_cache::sync::{Cache, DefaultLifecycle};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 /// What an entry costs beside its ids: key, pointers, the list it stands in.
@@ -40,7 +40,8 @@ impl TokenCache {
     /// A cache of so many bytes.
     pub fn new(bytes: u64) -> Self {
         let entries = usize::try_from(bytes / 1024).unwrap_or(usize::MAX).clamp(16, 1 << 20);
-        let entries = Cache::with(entries, bytes, Weight, ahash::RandomState::new(), Default::default());
+        let entries =
+            Cache::with(entries, bytes, Weight, ahash::RandomState::new(), DefaultLifecycle::default());
         Self { entries, seed: rand::random() }
     }
 

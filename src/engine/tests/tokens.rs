@@ -99,9 +99,9 @@ async fn in_process_rendered_and_tokenized_ids_are_the_same() {
     let local = Tokenizers::new(options(), None).unwrap();
     let file = TokenizerSource::File("small".into());
     local.follow([&file]);
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while !local.is_ready("small") {
-        assert!(std::time::Instant::now() < deadline, "it never got ready");
+        assert!(tokio::time::Instant::now() < deadline, "it never got ready");
         tokio::task::yield_now().await;
     }
     for scale_out in [true, false] {

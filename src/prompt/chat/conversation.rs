@@ -42,7 +42,7 @@ pub fn variables(mut chat: Chat, template: &ChatTemplate, special: &Members) -> 
         if !template.names_content {
             return Err(Skipped::Template);
         }
-        mark_the_end(messages.last_mut())?;
+        mark_the_end(&mut messages)?;
     }
     let mut all: Members = special.clone();
     let own = chat.variables.into_iter().filter(|(name, _)| !CONSUMED.contains(&&**name));
@@ -276,8 +276,8 @@ fn merge_inline_system(messages: &mut Vec<Json>) {
     }
 }
 
-fn mark_the_end(last: Option<&mut Json>) -> Result<(), Skipped> {
-    let Some(Json::Object(message)) = last else { return Err(Skipped::Template) };
+fn mark_the_end(messages: &mut [Json]) -> Result<(), Skipped> {
+    let Some(Json::Object(message)) = messages.last_mut() else { return Err(Skipped::Template) };
     let mark = |text: &mut Arc<str>| *text = Arc::from(format!("{text}{END}"));
     match message.get_mut("content") {
         Some(Json::Text(text)) => {

@@ -100,7 +100,7 @@ impl Blocks {
                 );
             }
             "thinking" => {
-                self.reasoning.get_or_insert_default().push_str(text("thinking").unwrap_or_default())
+                self.reasoning.get_or_insert_default().push_str(text("thinking").unwrap_or_default());
             }
             "redacted_thinking" | "tool_reference" => {}
             "tool_use" => {

@@ -111,6 +111,7 @@ fn is_sequence(value: &Value) -> bool {
 }
 
 /// transformers' filter: `json.dumps(x, ensure_ascii, indent, separators, sort_keys)`.
+#[expect(clippy::needless_pass_by_value, reason = "minijinja hands arguments over")]
 fn tojson(value: &Value, ensure_ascii: Option<bool>, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = kwargs.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none()) {
@@ -158,7 +159,7 @@ impl Dump {
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => self.number(value, out)?,
+            ValueKind::Number => number(value, out)?,
             ValueKind::String => self.string(value.as_str().unwrap_or_default(), out),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
@@ -214,22 +215,6 @@ impl Dump {
         }
     }
 
-    fn number(&self, value: &Value, out: &mut String) -> Result<(), Error> {
-        if value.is_integer() {
-            out.push_str(&value.to_string());
-            return Ok(());
-        }
-        let number = f64::try_from(value.clone())?;
-        if number.is_nan() {
-            out.push_str("NaN");
-        } else if number.is_infinite() {
-            out.push_str(if number > 0.0 { "Infinity" } else { "-Infinity" });
-        } else {
-            out.push_str(&float(number));
-        }
-        Ok(())
-    }
-
     fn string(&self, text: &str, out: &mut String) {
         out.push('"');
         for letter in text.chars() {
@@ -248,6 +233,22 @@ impl Dump {
         }
         out.push('"');
     }
+}
+
+fn number(value: &Value, out: &mut String) -> Result<(), Error> {
+    if value.is_integer() {
+        out.push_str(&value.to_string());
+        return Ok(());
+    }
+    let number = f64::try_from(value.clone())?;
+    if number.is_nan() {
+        out.push_str("NaN");
+    } else if number.is_infinite() {
+        out.push_str(if number > 0.0 { "Infinity" } else { "-Infinity" });
+    } else {
+        out.push_str(&float(number));
+    }
+    Ok(())
 }
 
 fn escape(letter: char, out: &mut String) {

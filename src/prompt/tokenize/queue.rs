@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ahash::AHashMap;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::super::skipped::Skipped;
 use super::super::token_cache::{Key, TokenCache};

@@ -55,6 +55,7 @@ fn still(options: Options) -> Tokenizers {
     service
 }
 
+#[expect(clippy::disallowed_types, reason = "the clock of tokio stands still")]
 fn wait_until(mut holds: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while !holds() {

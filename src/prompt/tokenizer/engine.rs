@@ -117,7 +117,7 @@ fn agree(reference: &Tokenizer, fast: &Kitoken) -> bool {
     };
     (0..TRIALS).all(|_| {
         let mut text = String::new();
-        for _ in 0..1 + draw(12) {
+        for _ in 0..=draw(12) {
             if !added.is_empty() && draw(8) == 0 {
                 text.push_str(added[draw(added.len())]);
             } else if draw(16) == 0 {
