@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, reason = "a bench fails where it stands")]
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use divan::{Bencher, black_box};
 use pilotfish::prompt::token_cache::TokenCache;
@@ -36,16 +37,30 @@ fn tokenizer() -> LocalTokenizer {
     LocalTokenizer::load(&folder()).expect("the tokenizer is there")
 }
 
-/// Prose and code of this repository, `bytes` of it from `from` on.
-fn text(from: usize, bytes: usize) -> String {
-    let sources = [
-        include_str!("../ARCHITECTURE.md"),
-        include_str!("../src/prompt/tokenizer/files.rs"),
-        include_str!("../src/feed/render/wire.rs"),
-        include_str!("../src/prompt/chat/conversation.rs"),
-    ];
-    let all: String = sources.concat().chars().filter(char::is_ascii).collect();
-    (0..bytes).map(|at| char::from(all.as_bytes()[(from + at) % all.len()])).collect()
+/// Code of this repository, `bytes` of it from `from` on: long enough not to repeat itself.
+fn text(from: usize, bytes: usize) -> &'static str {
+    static ALL: LazyLock<String> = LazyLock::new(|| {
+        let mut text = String::new();
+        add(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+        text
+    });
+    &ALL[from..from + bytes]
+}
+
+/// The ASCII of all sources, in the order of their names.
+fn add(folder: &Path, text: &mut String) {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .expect("the sources")
+        .map(|entry| entry.expect("a source").path())
+        .collect();
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            add(&path, text);
+        } else {
+            text.extend(std::fs::read_to_string(path).expect("a source").chars().filter(char::is_ascii));
+        }
+    }
 }
 
 fn cache() -> TokenCache {
@@ -57,7 +72,7 @@ fn chat(turns: usize, bytes: usize) -> String {
     let messages: Vec<_> = (0..turns)
         .map(|turn| {
             let role = if turn % 2 == 0 { "user" } else { "assistant" };
-            serde_json::json!({"role": role, "content": text(turn * 997, bytes / turns)})
+            serde_json::json!({"role": role, "content": text(turn * bytes / turns, bytes / turns)})
         })
         .collect();
     serde_json::json!({"model": "m", "messages": messages}).to_string()
@@ -75,7 +90,7 @@ fn repeated_body_128k(bencher: Bencher<'_, '_>) {
 fn cold_128k(bencher: Bencher<'_, '_>) {
     let (tokenizer, text) = (tokenizer(), text(0, LONG));
     bencher.with_inputs(cache).bench_local_values(|cache| {
-        tokenizer.encode_cached(&cache, black_box(&text), Around::Added).expect("ids")
+        tokenizer.encode_cached(&cache, black_box(text), Around::Added).expect("ids")
     });
 }
 
@@ -89,7 +104,7 @@ fn next_turn_of_128k(bencher: Bencher<'_, '_>) {
         cache
     };
     bencher.with_inputs(warm).bench_local_values(|cache| {
-        tokenizer.encode_cached(&cache, black_box(&text), Around::Added).expect("ids")
+        tokenizer.encode_cached(&cache, black_box(text), Around::Added).expect("ids")
     });
 }
 

@@ -165,7 +165,7 @@ impl Known {
             }
             if self.no_render.lock().replace(Instant::now() + without_render).is_none() {
                 tracing::info!(
-                    target = ?ask.target,
+                    tokenizer = ?ask.target,
                     "the tokenizer serves no /render, /tokenize is used: start vLLM with --enable-scale-out for exact ids"
                 );
             }
