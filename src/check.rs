@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::config;
+use crate::config::{self, TokenizerSettings};
 use crate::document::{Place, Problem, Problems, Severity, nearest};
 use crate::feed::file;
 use crate::resources::lower::{Lowered, lower};
@@ -52,19 +52,26 @@ impl fmt::Display for Report {
 /// Checks a folder of resources and a configuration file.
 pub fn check(resources: Option<&Path>, config: Option<&Path>, options: &Options<'_>) -> Report {
     let mut report = Report::default();
+    let (tokenizers, problems) = match config.map(|path| (path, file::text_of(path))) {
+        None => Default::default(),
+        Some((path, Ok(text))) => {
+            let read = config::read(path, text, &options.config, None);
+            (read.tokenizers, read.problems)
+        }
+        Some((path, Err(why))) => (TokenizerSettings::default(), whole(path, why, None)),
+    };
     if let Some(dir) = resources {
-        report.problems.extend(check_resources(dir, options.default_pool));
+        report.problems.extend(check_resources(dir, options.default_pool, &tokenizers));
     }
-    if let Some(path) = config {
-        report.problems.extend(match file::text_of(path) {
-            Ok(text) => config::read(path, text, &options.config, None).problems,
-            Err(why) => whole(path, why, None),
-        });
-    }
+    report.problems.extend(problems);
     report
 }
 
-fn check_resources(dir: &Path, default_pool: Option<&ObjectName>) -> Vec<Problem> {
+fn check_resources(
+    dir: &Path,
+    default_pool: Option<&ObjectName>,
+    tokenizers: &TokenizerSettings,
+) -> Vec<Problem> {
     let loaded = match file::load(dir) {
         Ok(loaded) => loaded,
         Err(error) => {
@@ -75,6 +82,8 @@ fn check_resources(dir: &Path, default_pool: Option<&ObjectName>) -> Vec<Problem
     let lowered = lower(&loaded.files);
     let mut problems = loaded.problems;
     problems.extend(lowered.problems.iter().cloned());
+    let unlisted = lowered.tokenizer_urls.iter().filter(|(url, _)| !tokenizers.lists(url));
+    problems.extend(unlisted.map(|(_, problem)| problem.clone()));
     problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
     problems.extend(together(dir, &lowered, default_pool, problems.is_empty()));
     problems
@@ -157,6 +166,37 @@ mod tests {
         assert!(shown.contains(&format!("{start}{expected}")), "{shown}");
         assert_eq!(report.problems.is_empty(), expected.is_empty(), "{shown}");
         assert_eq!(report.exit_code() == 1, expected.contains("error"), "{shown}");
+    }
+
+    #[test]
+    fn a_tokenizer_is_taken_from_a_model_server_and_a_url_only_if_it_is_listed() {
+        let annotated = |source: &str| {
+            let name = format!("{{name: one, annotations: {{pilotfish.dev/tokenizer: '{source}'}}}}");
+            format!("{ENDPOINT}{}", server("one").replace("{name: one}", &name))
+        };
+        for (source, problem) in [
+            ("qwen3", ""),
+            ("engine", ""),
+            ("http://r:1", "all.yaml:9:62: error: prompts are not sent to `http://r:1`"),
+            ("/etc/x", "all.yaml:9:62: error: `/etc/x` does not lie below --tokenizer-dir"),
+        ] {
+            let (_dir, report) = checked(&annotated(source), None);
+            let shown = report.to_string();
+            assert!(shown.contains(problem) && report.has_errors() != problem.is_empty(), "{shown}");
+        }
+        let (dir, _) = checked(&annotated("http://r:1"), None);
+        let config = dir.path().join("c.config");
+        let text = "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\ntokenizers: [{model: m, source: 'http://r:1'}]\n";
+        fs::write(&config, text).unwrap();
+        let report = check(Some(dir.path()), Some(&config), &Options::default());
+        assert!(report.problems.is_empty(), "{report}");
+        let pod = ENDPOINT.replace("labels", "annotations: {pilotfish.dev/tokenizer: engine}, labels");
+        let (_dir, report) = checked(&format!("{pod}{}", server("one")), None);
+        assert!(
+            report.to_string().contains("pilotfish.dev/tokenizer is not taken from endpoints"),
+            "{report}"
+        );
+        assert!(report.has_errors());
     }
 
     #[test]

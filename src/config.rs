@@ -8,6 +8,7 @@ mod kthena;
 mod llm_d;
 #[cfg(test)]
 mod tests;
+mod tokenizers;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use crate::document::{Node, Place, Problem, Problems, Severity, Yaml, nearest};
 use crate::plugins::{PLUGINS, pick_max_score, pick_weighted_random};
 use crate::schedule::pipeline::{Part, Pipeline, PipelineError};
 use crate::schedule::plugin::{Instance, Kind};
+
+pub use tokenizers::TokenizerSettings;
 
 /// What the command line says about reading.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +36,8 @@ pub struct Options<'a> {
 pub struct Read {
     /// The pipeline; `None` if anything is an error.
     pub pipeline: Option<Pipeline>,
+    /// Where models' tokenizers are, without those that are in error.
+    pub tokenizers: TokenizerSettings,
     /// Problems in the order of lines.
     pub problems: Vec<Problem>,
 }
@@ -41,7 +46,8 @@ pub struct Read {
 /// still cut in the same way.
 pub fn read(file: &Path, text: Arc<str>, options: &Options<'_>, previous: Option<&Pipeline>) -> Read {
     let documents = Node::parse(&text);
-    let mut reader = Reader { problems: Problems::new(file, text), options };
+    let mut reader =
+        Reader { problems: Problems::new(file, text), options, tokenizers: TokenizerSettings::default() };
     let planned = match documents {
         Err(error) => {
             reader.problems.error(error.place, error.message, None);
@@ -51,9 +57,10 @@ pub fn read(file: &Path, text: Arc<str>, options: &Options<'_>, previous: Option
     };
     let pipeline = planned.and_then(|planned| reader.assemble(planned, previous));
     let pipeline = pipeline.filter(|_| !reader.is_wrong());
-    let mut problems = reader.problems.found;
+    let Reader { problems, tokenizers, .. } = reader;
+    let mut problems = problems.found;
     problems.sort_by_key(|problem| (problem.line, problem.column));
-    Read { pipeline, problems }
+    Read { pipeline, tokenizers, problems }
 }
 
 /// What a pipeline does, as JSON for people: profile, filters in order, scorers with weights, picker, and how prompts are
@@ -92,6 +99,7 @@ struct Planned {
 struct Reader<'a> {
     problems: Problems,
     options: &'a Options<'a>,
+    tokenizers: TokenizerSettings,
 }
 
 impl Reader<'_> {

@@ -3,6 +3,7 @@
 //! It is the stand-in for real engines in end-to-end tests, the quickstart and benches. Many can run in one process.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -29,6 +30,7 @@ mod scheduler;
 mod server;
 mod sse;
 pub mod tokenizer;
+mod vocabulary;
 
 pub use fault::{Fault, Faults, UnknownFault};
 pub use record::RecordedRequest;
@@ -38,6 +40,7 @@ use metrics::Metrics;
 use page::{Page, PageConfig};
 use record::Records;
 use scheduler::{Limits, Scheduler};
+use vocabulary::Vocabulary;
 
 /// Longest request unless the cache is smaller, tokens.
 const MAX_MODEL_LEN: u64 = 1 << 20;
@@ -81,6 +84,10 @@ pub struct EngineConfig {
     pub whole_pages: bool,
     /// How many received requests are kept for inspection.
     pub recorded: usize,
+    /// A `tokenizer.json`, or a folder with one and its chat template; four bytes are a token when absent.
+    pub tokenizer: Option<PathBuf>,
+    /// Whether `/render` is served (vLLM: `--enable-scale-out`).
+    pub scale_out: bool,
 }
 
 impl Default for EngineConfig {
@@ -104,6 +111,8 @@ impl Default for EngineConfig {
             page_padding: 0,
             whole_pages: false,
             recorded: 256,
+            tokenizer: None,
+            scale_out: false,
         }
     }
 }
@@ -114,6 +123,9 @@ pub enum EngineError {
     /// The configuration makes no sense.
     #[error("engine configuration: {0}")]
     Config(&'static str),
+    /// The tokenizer cannot be used.
+    #[error("--tokenizer: {0}")]
+    Tokenizer(String),
     /// The port could not be opened.
     #[error("cannot listen on {address}: {source}; choose another port, or 0 for a free one")]
     Listen {
@@ -136,6 +148,7 @@ pub struct EngineState {
     scheduler: Arc<Scheduler>,
     faults: watch::Sender<Faults>,
     page: Page,
+    vocabulary: Vocabulary,
     records: Records,
     in_flight: AtomicU64,
     ids: AtomicU64,
@@ -230,6 +243,7 @@ impl Engine {
     /// Checks the configuration and opens the port.
     pub async fn bind(config: EngineConfig) -> Result<Self, EngineError> {
         let max_model_len = check(&config)?;
+        let vocabulary = Vocabulary::load(config.tokenizer.as_deref())?;
         let listen = |source| EngineError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
@@ -258,6 +272,7 @@ impl Engine {
             scheduler: Arc::new(Scheduler::new(limits(&config))),
             faults: watch::Sender::new(faults),
             page,
+            vocabulary,
             records: Records::default(),
             in_flight: AtomicU64::new(0),
             ids: AtomicU64::new(0),

@@ -1,4 +1,6 @@
 //! Where the state comes from: files that describe endpoints, pools and routes, and what engines report of themselves.
 
+pub mod client;
 pub mod file;
+pub mod render;
 pub mod scrape;

@@ -9,6 +9,7 @@ pub mod inference_pool;
 pub mod lower;
 pub mod model_route;
 pub mod model_server;
+pub mod tokenizer;
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -15,7 +15,7 @@ pub mod signals;
 use std::sync::Arc;
 
 pub use endpoint::Endpoint;
-pub use pool::{Member, Pool, PoolKind, PoolName};
+pub use pool::{Member, Pool, PoolKind, PoolName, TokenizerSource};
 pub use signals::SignalKind;
 
 /// A name within a namespace, written `namespace/name`.

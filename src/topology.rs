@@ -11,7 +11,7 @@ use crate::route::{Route, RouteTable};
 use crate::snapshot::Snapshot;
 use crate::state::endpoint::{EndpointSpec, EngineKind};
 use crate::state::pool::{PoolMemory, TrafficPolicy};
-use crate::state::{Endpoint, Member, ObjectName, Pool, PoolName};
+use crate::state::{Endpoint, Member, ObjectName, Pool, PoolName, TokenizerSource};
 
 /// How long an endpoint that vanished keeps its identity, and with it what is known of its cache.
 pub const GRACE: Duration = Duration::from_mins(1);
@@ -40,6 +40,8 @@ pub struct PoolSpec {
     pub traffic: TrafficPolicy,
     /// The engine its endpoints run, if said.
     pub engine: Option<EngineKind>,
+    /// Where its model's tokenizer is, if said.
+    pub tokenizer: Option<TokenizerSource>,
 }
 
 impl PoolSpec {
@@ -117,7 +119,8 @@ impl Topology {
             let kept = Known { memory: Arc::clone(&before.memory), members: before.members };
             self.pools.insert(spec.name.clone(), kept);
             let model = spec.model.as_deref().map(Arc::from);
-            Arc::new(Pool::new(spec.name.clone(), model, members, spec.traffic, before.memory))
+            let pool = Pool::new(spec.name.clone(), model, members, spec.traffic, before.memory);
+            Arc::new(pool.with_tokenizer(spec.tokenizer.clone()))
         });
         let pools = pools.collect();
         let endpoints = world.endpoints.iter().map(|spec| Arc::clone(&self.endpoints[&spec.name])).collect();
@@ -176,6 +179,7 @@ mod tests {
             selector: BTreeMap::from([("app".to_owned(), app.to_owned())]),
             traffic: TrafficPolicy::default(),
             engine: None,
+            tokenizer: None,
         }
     }
 

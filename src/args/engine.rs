@@ -1,6 +1,7 @@
 //! Flags of `engine`.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use clap::Parser;
 
@@ -42,6 +43,12 @@ pub struct EngineArgs {
     /// Bytes to fill the metrics page up to, 0 for none; a real vLLM's page has about 60,000.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub page_padding: usize,
+    /// A tokenizer.json, or a folder with one and its chat template; without it four bytes of text are a token.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Serve /render beside completions and chat, as vLLM does with --enable-scale-out; else 403.
+    #[arg(long)]
+    pub scale_out: bool,
     /// A fault from the start; repeatable, and settable at run time by `POST /fault`.
     #[arg(long = "fault", value_name = "KIND[:ARG]")]
     pub faults: Vec<Fault>,
@@ -61,6 +68,8 @@ impl From<EngineArgs> for EngineConfig {
             max_queued: args.max_queued,
             page_padding: args.page_padding,
             faults: args.faults,
+            tokenizer: args.tokenizer,
+            scale_out: args.scale_out,
             ..Self::default()
         }
     }

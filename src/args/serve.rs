@@ -110,6 +110,9 @@ pub struct ServeArgs {
     /// Ask engines for token usage where clients stream without it.
     #[arg(long, value_enum, default_value_t, env = "PILOTFISH_USAGE_INJECTION")]
     pub usage_injection: UsageInjection,
+    /// Folder below which the tokenizers lie that resources and configuration name by file.
+    #[arg(long, value_name = "DIR", env = "PILOTFISH_TOKENIZER_DIR")]
+    pub tokenizer_dir: Option<PathBuf>,
     /// Start although the configuration names plugin types that this version lacks; they are left out.
     #[arg(long, env = "PILOTFISH_ALLOW_UNSUPPORTED")]
     pub allow_unsupported: bool,
@@ -121,9 +124,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILTER", default_value = "info", env = "PILOTFISH_LOG_LEVEL")]
     pub log_level: String,
 
-    /// Has no effect in this version.
-    #[arg(long, value_name = "DIR", env = "PILOTFISH_TOKENIZER_DIR")]
-    pub tokenizer_dir: Option<PathBuf>,
     /// Has no effect in this version.
     #[arg(long, value_name = "FILE", env = "PILOTFISH_SESSION_KEY_FILE")]
     pub session_key_file: Option<PathBuf>,

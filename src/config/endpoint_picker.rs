@@ -1,7 +1,7 @@
 //! `kind: EndpointPickerConfig`, ours and llm-d's: named plugin instances, and profiles that list them with weights.
 
 use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER, says_something};
-use super::{Planned, Reader, did_you_mean};
+use super::{Planned, Reader, did_you_mean, tokenizers};
 use crate::document::{Node, Place, typed};
 use crate::plugins;
 use crate::plugins::score_prefix_match::{self, Config as Match, Source};
@@ -14,7 +14,7 @@ pub const KIND: &str = "EndpointPickerConfig";
 const VERSIONS: [&str; 3] =
     ["pilotfish.dev/v1alpha1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1"];
 
-const MEMBERS: [&str; 10] = [
+const MEMBERS: [&str; 11] = [
     "apiVersion",
     "kind",
     "plugins",
@@ -25,6 +25,7 @@ const MEMBERS: [&str; 10] = [
     "requestHandler",
     "saturationDetector",
     "parser",
+    "tokenizers",
 ];
 
 /// Members that are read past: name, what they may hold, and what happens instead.
@@ -85,6 +86,7 @@ pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
     reader.members(node, "the configuration", &MEMBERS);
     version(reader, node);
     without_effect(reader, node);
+    tokenizers::section(reader, node);
     let listed = listed(reader, node);
     let ready = ready(reader, listed);
     let profiles = reader.list(node, "schedulingProfiles");
@@ -168,6 +170,10 @@ fn ready<'n>(reader: &mut Reader<'_>, listed: Vec<Listed<'n>>) -> Vec<Ready<'n>>
 fn build(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) -> Option<(&'static str, Instance)> {
     match one.type_name {
         PREFIX_CACHE_SCORER => return prefix_match(reader, one, all),
+        "token-producer" | "tokenizer" => {
+            tokenizers::token_producer(reader, one.type_name, one.place, one.parameters);
+            return None;
+        }
         APPROXIMATE_PREFIX => {
             match_parameters(reader, one.parameters);
             if !all.iter().any(|other| uses(other, one.name)) {

@@ -16,7 +16,9 @@ use super::error::{ApiError, json_response};
 use super::fault::Fault;
 use super::generation::{parse, quoted, resolve, unique};
 use super::page::CONTENT_TYPE as PAGE_TYPE;
-use super::tokenizer::{Message, decode, encode, render_chat};
+use super::tokenizer::{Message, decode, render_chat};
+use crate::prompt::tokenizer::Around;
+use crate::request::Api;
 
 type Parameters = Query<Vec<(String, String)>>;
 
@@ -138,6 +140,7 @@ struct TokenizeRequest {
     messages: Option<Vec<Message>>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
+    add_special_tokens: Option<bool>,
     return_token_strs: Option<bool>,
 }
 
@@ -147,14 +150,17 @@ pub(super) async fn tokenize(
 ) -> Result<Response, ApiError> {
     let request: TokenizeRequest = parse(&body)?;
     resolve(&state, request.model.as_deref())?;
-    let text = match (request.prompt, request.messages) {
-        (Some(prompt), _) => prompt,
+    let tokens = match (request.prompt, request.messages) {
+        (Some(prompt), _) => {
+            let bare = request.add_special_tokens == Some(false);
+            state.vocabulary.text(&prompt, if bare { Around::NotAdded } else { Around::Added })?
+        }
         (None, Some(messages)) => {
-            render_chat(&messages, ending(request.add_generation_prompt, request.continue_final_message))
+            let ending = ending(request.add_generation_prompt, request.continue_final_message);
+            state.vocabulary.conversation(Api::Chat, &body, &render_chat(&messages, ending))?
         }
         (None, None) => return Err(ApiError::invalid("prompt", "Either prompt or messages is needed.")),
     };
-    let tokens = encode(&text);
     let strings = if request.return_token_strs.unwrap_or(false) {
         json!(tokens.iter().map(|token| decode(*token)).collect::<Vec<_>>())
     } else {

@@ -11,12 +11,13 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use super::EngineState;
-use super::completions::{StreamOptions, ids};
+use super::completions::{StreamOptions, ids, rendering};
 use super::error::{ApiError, json_response};
-use super::generation::{Choice, Demand, Generation, Prompt, Usage, parse, quoted, start};
+use super::generation::{Choice, Demand, Generation, Prompt, Usage, parse, quoted, resolve, start, unique};
 use super::scheduler::Event;
 use super::sse::{ConnectionReset, Dialect, finish_reason, respond};
 use super::tokenizer::{ChatEnding, Message, decode, render_chat};
+use crate::request::Api;
 
 #[derive(Deserialize)]
 struct Request {
@@ -31,6 +32,24 @@ struct Request {
     return_token_ids: Option<bool>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
+}
+
+impl Request {
+    fn prompt(&self, state: &EngineState, body: &[u8]) -> Result<Prompt, ApiError> {
+        let ending = ending(self.add_generation_prompt, self.continue_final_message);
+        Prompt::conversation(state, Api::Chat, body, &render_chat(&self.messages, ending))
+    }
+}
+
+/// `/v1/chat/completions/render`.
+pub(super) async fn render(State(state): State<Arc<EngineState>>, body: Bytes) -> Result<Response, ApiError> {
+    state.check_scale_out()?;
+    let request: Request = parse(&body)?;
+    let (model, _) = resolve(&state, request.model.as_deref())?;
+    let prompt = request.prompt(&state, &body)?;
+    let id = format!("chatcmpl-{}", unique(&state));
+    let text = rendering(&id, &prompt.tokens, &model, request.cache_salt.as_deref());
+    Ok(json_response(StatusCode::OK, text))
 }
 
 /// How a chat ends, from vLLM's two request fields.
@@ -52,9 +71,8 @@ pub(super) async fn handle(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: Request = parse(&body)?;
+    let prompt = request.prompt(&state, &body)?;
     drop(body);
-    let text =
-        render_chat(&request.messages, ending(request.add_generation_prompt, request.continue_final_message));
     let demand = Demand {
         model: request.model,
         salt: request.cache_salt,
@@ -62,7 +80,7 @@ pub(super) async fn handle(
         choices: request.n.unwrap_or(1),
         prompt_only: false,
     };
-    let mut generation = start(&state, &headers, &demand, vec![Prompt::text(&text)])?;
+    let mut generation = start(&state, &headers, &demand, vec![prompt])?;
     let with_ids = request.return_token_ids.unwrap_or(false);
     if request.stream.unwrap_or(false) {
         let options = request.stream_options.unwrap_or_default();

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::EngineState;
 use super::error::{ApiError, json_response};
-use super::generation::{Choice, Demand, Generation, Prompt, Usage, parse, quoted, start};
+use super::generation::{Choice, Demand, Generation, Prompt, Usage, parse, quoted, resolve, start, unique};
 use super::scheduler::Event;
 use super::sse::{ConnectionReset, Dialect, finish_reason, respond};
 use super::tokenizer::decode;
@@ -27,13 +27,15 @@ pub(super) enum PromptField {
 }
 
 impl PromptField {
-    pub fn prompts(self) -> Vec<Prompt> {
-        match self {
-            Self::Text(text) => vec![Prompt::text(&text)],
+    pub fn prompts(self, state: &EngineState) -> Result<Vec<Prompt>, ApiError> {
+        Ok(match self {
+            Self::Text(text) => vec![Prompt::text(state, &text)?],
             Self::Tokens(tokens) => vec![Prompt::tokens(tokens)],
-            Self::Texts(texts) => texts.iter().map(|text| Prompt::text(text)).collect(),
+            Self::Texts(texts) => {
+                texts.iter().map(|text| Prompt::text(state, text)).collect::<Result<Vec<_>, _>>()?
+            }
             Self::TokenLists(lists) => lists.into_iter().map(Prompt::tokens).collect(),
-        }
+        })
     }
 }
 
@@ -74,7 +76,7 @@ pub(super) async fn handle(
         choices: request.n.unwrap_or(1),
         prompt_only: false,
     };
-    let mut generation = start(&state, &headers, &demand, request.prompt.prompts())?;
+    let mut generation = start(&state, &headers, &demand, request.prompt.prompts(&state)?)?;
     let with_ids = request.return_token_ids.unwrap_or(false);
     if request.stream.unwrap_or(false) {
         let options = request.stream_options.unwrap_or_default();
@@ -83,6 +85,33 @@ pub(super) async fn handle(
     }
     let choices = generation.collect().await?;
     Ok(json_response(StatusCode::OK, whole(&generation, &choices, &state.fingerprint, with_ids)))
+}
+
+/// `/v1/completions/render`: one rendering a prompt.
+pub(super) async fn render(State(state): State<Arc<EngineState>>, body: Bytes) -> Result<Response, ApiError> {
+    state.check_scale_out()?;
+    let request: Request = parse(&body)?;
+    let (model, _) = resolve(&state, request.model.as_deref())?;
+    let id = unique(&state);
+    let prompts = request.prompt.prompts(&state)?;
+    let salt = request.cache_salt.as_deref();
+    let rendered: Vec<String> = prompts
+        .iter()
+        .enumerate()
+        .map(|(at, prompt)| rendering(&format!("cmpl-{id}-{at}"), &prompt.tokens, &model, salt))
+        .collect();
+    Ok(json_response(StatusCode::OK, format!("[{}]", rendered.join(","))))
+}
+
+/// What `/render` says of one prompt; of the sampling parameters nothing.
+pub(super) fn rendering(id: &str, tokens: &[u32], model: &str, salt: Option<&str>) -> String {
+    format!(
+        r#"{{"request_id":{},"token_ids":{},"token_offsets":null,"features":null,"content_parts":null,"sampling_params":{{}},"model":{},"output_mode":"tokens","stream":false,"stream_options":null,"cache_salt":{},"priority":0,"kv_transfer_params":null,"ec_transfer_params":null}}"#,
+        quoted(id),
+        ids(tokens, true),
+        quoted(model),
+        salt.map_or_else(|| "null".to_owned(), quoted)
+    )
 }
 
 pub(super) fn ids(tokens: &[u32], shown: bool) -> String {

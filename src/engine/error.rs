@@ -14,6 +14,8 @@ pub(super) enum ApiError {
     BadRequest { message: String, parameter: Option<&'static str> },
     /// 404.
     UnknownModel { model: String, served: String },
+    /// 403: `/render` without `--scale-out`.
+    NotScaledOut,
     /// 503.
     QueueFull,
     /// 500.
@@ -71,6 +73,12 @@ impl ApiError {
                 "NotFoundError",
                 Some("model"),
                 StatusCode::NOT_FOUND,
+            ),
+            Self::NotScaledOut => body(
+                "This endpoint is served with --enable-scale-out only.",
+                "Forbidden",
+                None,
+                StatusCode::FORBIDDEN,
             ),
             Self::QueueFull => body(
                 "The engine is currently busy and cannot accept new requests. Please try again later or on a different \

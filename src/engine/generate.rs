@@ -136,8 +136,8 @@ pub(super) async fn handle_sglang(
     let request: SglangRequest = parse(&body)?;
     drop(body);
     let prompts = match (&request.text, request.input_ids) {
-        (Some(text), _) => vec![Prompt::text(text)],
-        (None, Some(ids)) => ids.prompts(),
+        (Some(text), _) => vec![Prompt::text(&state, text)?],
+        (None, Some(ids)) => ids.prompts(&state)?,
         (None, None) => return Err(ApiError::invalid("text", "Either text or input_ids is needed.")),
     };
     let demand = Demand {

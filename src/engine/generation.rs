@@ -12,7 +12,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::EngineState;
 use super::error::ApiError;
 use super::scheduler::{Event, Finish, Work};
-use super::tokenizer::{decode, encode};
+use super::tokenizer::decode;
+use crate::prompt::tokenizer::Around;
+use crate::request::Api;
 
 /// Tokens of an answer when the request sets no limit.
 const DEFAULT_MAX_TOKENS: u64 = 16;
@@ -24,15 +26,25 @@ pub(super) struct Prompt {
 }
 
 impl Prompt {
+    /// The prompt of a completion.
+    pub fn text(state: &EngineState, text: &str) -> Result<Self, ApiError> {
+        Ok(Self::new(text, state.vocabulary.text(text, Around::Added)?))
+    }
+
+    /// The prompt of a conversation: its body, and the text that stands for it without a chat template.
+    pub fn conversation(state: &EngineState, api: Api, body: &[u8], text: &str) -> Result<Self, ApiError> {
+        Ok(Self::new(text, state.vocabulary.conversation(api, body, text)?))
+    }
+
     /// `STOP_AFTER=n` anywhere in the text makes the answer end by itself after n tokens.
-    pub fn text(text: &str) -> Self {
+    fn new(text: &str, tokens: Vec<u32>) -> Self {
         const MARK: &str = "STOP_AFTER=";
         let stop_after = text.find(MARK).and_then(|at| {
             let digits = &text[at + MARK.len()..];
             let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
             digits[..end].parse().ok().filter(|stop| *stop > 0)
         });
-        Self { tokens: encode(text).into(), stop_after }
+        Self { tokens: tokens.into(), stop_after }
     }
 
     pub fn tokens(tokens: Vec<u32>) -> Self {

@@ -35,6 +35,8 @@ pub(super) fn router(state: &Arc<EngineState>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::handle))
         .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/completions/render", post(completions::render))
+        .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/responses", post(responses::handle))
         .route("/v1/messages", post(messages::handle))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))

@@ -15,7 +15,8 @@ use super::error::{ApiError, json_response};
 use super::generation::{Demand, Generation, Prompt, Usage, parse, quoted, resolve, start};
 use super::scheduler::{Event, Finish};
 use super::sse::{ConnectionReset, Dialect, respond};
-use super::tokenizer::{ChatEnding, Content, Message, decode, encode, render_chat};
+use super::tokenizer::{ChatEnding, Content, Message, decode, render_chat};
+use crate::request::Api;
 
 #[derive(Deserialize)]
 struct Request {
@@ -42,6 +43,8 @@ pub(super) async fn handle(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: Request = parse(&body)?;
+    let text = text(request.system, request.messages);
+    let prompt = Prompt::conversation(&state, Api::Messages, &body, &text)?;
     drop(body);
     let demand = Demand {
         model: request.model,
@@ -50,7 +53,6 @@ pub(super) async fn handle(
         choices: 1,
         prompt_only: false,
     };
-    let prompt = Prompt::text(&text(request.system, request.messages));
     let mut generation = start(&state, &headers, &demand, vec![prompt])?;
     if request.stream.unwrap_or(false) {
         let id = quoted(&format!("chatcmpl-{}", generation.id));
@@ -68,7 +70,8 @@ pub(super) async fn count_tokens(
 ) -> Result<Response, ApiError> {
     let request: Request = parse(&body)?;
     resolve(&state, request.model.as_deref())?;
-    let count = encode(&text(request.system, request.messages)).len();
+    let text = text(request.system, request.messages);
+    let count = Prompt::conversation(&state, Api::Messages, &body, &text)?.tokens.len();
     let text =
         format!(r#"{{"input_tokens":{count},"context_management":{{"original_input_tokens":{count}}}}}"#);
     Ok(json_response(StatusCode::OK, text))

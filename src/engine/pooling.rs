@@ -82,7 +82,7 @@ pub(super) async fn embeddings(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: EmbeddingRequest = parse(&body)?;
-    let generation = compute(&state, &headers, request.model, request.input.prompts()).await?;
+    let generation = compute(&state, &headers, request.model, request.input.prompts(&state)?).await?;
     let data: Vec<Value> = generation
         .prompts
         .iter()
@@ -104,7 +104,7 @@ pub(super) async fn pooling(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: EmbeddingRequest = parse(&body)?;
-    let generation = compute(&state, &headers, request.model, request.input.prompts()).await?;
+    let generation = compute(&state, &headers, request.model, request.input.prompts(&state)?).await?;
     let data: Vec<Value> = generation
         .prompts
         .iter()
@@ -117,13 +117,13 @@ pub(super) async fn pooling(
     })))
 }
 
-fn pairs(first: &[String], second: &[String]) -> Vec<Prompt> {
+fn pairs(state: &EngineState, first: &[String], second: &[String]) -> Result<Vec<Prompt>, ApiError> {
     second
         .iter()
         .enumerate()
         .map(|(index, text)| {
             let query = first.get(index).or_else(|| first.first()).map_or("", String::as_str);
-            Prompt::text(&format!("{query}\n{text}"))
+            Prompt::text(state, &format!("{query}\n{text}"))
         })
         .collect()
 }
@@ -134,7 +134,7 @@ pub(super) async fn score(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: ScoreRequest = parse(&body)?;
-    let prompts = pairs(&request.text_1.into_vec(), &request.text_2.into_vec());
+    let prompts = pairs(&state, &request.text_1.into_vec(), &request.text_2.into_vec())?;
     let generation = compute(&state, &headers, request.model, prompts).await?;
     let data: Vec<Value> = generation
         .prompts
@@ -155,7 +155,7 @@ pub(super) async fn rerank(
 ) -> Result<Response, ApiError> {
     let request: ScoreRequest = parse(&body)?;
     let documents = request.text_2.into_vec();
-    let prompts = pairs(&request.text_1.into_vec(), &documents);
+    let prompts = pairs(&state, &request.text_1.into_vec(), &documents)?;
     let generation = compute(&state, &headers, request.model, prompts).await?;
     let mut results: Vec<(usize, f64)> =
         generation.prompts.iter().enumerate().map(|(index, tokens)| (index, invented(tokens, 0))).collect();

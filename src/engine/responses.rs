@@ -16,6 +16,7 @@ use super::generation::{Demand, Generation, Prompt, Usage, parse, quoted, start,
 use super::scheduler::{Event, Finish};
 use super::sse::{ConnectionReset, Dialect, respond};
 use super::tokenizer::{ChatEnding, Content, Message, decode, render_chat};
+use crate::request::Api;
 
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -47,7 +48,6 @@ pub(super) async fn handle(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: Request = parse(&body)?;
-    drop(body);
     let mut messages: Vec<Message> =
         request.instructions.iter().map(|instructions| message("system", instructions.clone())).collect();
     match request.input {
@@ -61,7 +61,9 @@ pub(super) async fn handle(
         choices: 1,
         prompt_only: false,
     };
-    let prompt = Prompt::text(&render_chat(&messages, ChatEnding::GenerationPrompt));
+    let text = render_chat(&messages, ChatEnding::GenerationPrompt);
+    let prompt = Prompt::conversation(&state, Api::Responses, &body, &text)?;
+    drop(body);
     let mut generation = start(&state, &headers, &demand, vec![prompt])?;
     let envelope = Envelope {
         id: quoted(&format!("resp_{}", generation.id)),

@@ -4,3 +4,4 @@ mod behaviour;
 mod faults;
 mod shapes;
 mod support;
+mod tokens;

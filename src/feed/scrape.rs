@@ -8,7 +8,6 @@
 //! ```
 
 pub mod adapters;
-pub mod client;
 pub mod histogram;
 pub mod observer;
 pub mod reading;

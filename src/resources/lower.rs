@@ -33,6 +33,8 @@ pub struct Lowered {
     pub problems: Vec<Problem>,
     /// The documents as written, for the debug dump.
     pub dump: Vec<Dumped>,
+    /// URLs of tokenizers that documents name, each with the error it is unless the configuration lists it.
+    pub tokenizer_urls: Vec<(Arc<str>, Problem)>,
 }
 
 /// A document as written.
@@ -92,6 +94,7 @@ struct Reader {
     servers: Vec<Located<super::ModelServerSpec>>,
     inference_pools: Vec<Located<super::InferencePoolSpec>>,
     dump: Vec<Dumped>,
+    tokenizer_urls: Vec<(Arc<str>, Problem)>,
 }
 
 impl Reader {
@@ -136,7 +139,12 @@ impl Reader {
         let routes = self.routes(&pools);
         let mut problems: Vec<Problem> = self.problems.into_iter().flat_map(|p| p.found).collect();
         problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
-        Lowered { world: World { endpoints, pools, routes }, problems, dump: self.dump }
+        Lowered {
+            world: World { endpoints, pools, routes },
+            problems,
+            dump: self.dump,
+            tokenizer_urls: self.tokenizer_urls,
+        }
     }
 
     fn report_duplicates(&mut self) {
@@ -207,7 +215,16 @@ impl Reader {
                 }
             }
             for key in document.metadata.annotations.keys().filter(|key| key.starts_with("pilotfish.dev/")) {
-                if key != "pilotfish.dev/drain" {
+                if key == super::tokenizer::ANNOTATION {
+                    let place = document.place(&["metadata", "annotations", key]);
+                    let advice =
+                        "annotate the ModelServer: whoever can label an endpoint must not be sent prompts";
+                    problems.error(
+                        place,
+                        format!("{key} is not taken from endpoints"),
+                        Some(advice.to_owned()),
+                    );
+                } else if key != "pilotfish.dev/drain" {
                     let place = document.place(&["metadata", "annotations", key]);
                     problems.warning(
                         place,

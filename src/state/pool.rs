@@ -46,6 +46,17 @@ pub struct TrafficPolicy {
     pub attempts: Option<u32>,
 }
 
+/// Where the tokenizer of a pool's model is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum TokenizerSource {
+    /// A `tokenizer.json`, or a folder with one, below the folder of tokenizers.
+    File(Arc<str>),
+    /// A service that renders and tokenizes, by the beginning of its URLs.
+    Url(Arc<str>),
+    /// The pool's own endpoints.
+    Engine,
+}
+
 /// An endpoint in a pool. An endpoint in two pools has two of these and one set of facts.
 #[derive(Debug)]
 pub struct Member {
@@ -140,12 +151,14 @@ pub struct Pool {
     pub by_address: ByAddress,
     /// Timeout and retries.
     pub traffic: TrafficPolicy,
+    /// Where its model's tokenizer is; `None` if nothing says so.
+    pub tokenizer: Option<TokenizerSource>,
     /// State that survives the snapshot.
     pub memory: Arc<PoolMemory>,
 }
 
 impl Pool {
-    /// Builds a pool; of two members at one address the first counts.
+    /// Builds a pool without a tokenizer; of two members at one address the first counts.
     pub fn new(
         name: PoolName,
         model: Option<Arc<str>>,
@@ -157,7 +170,13 @@ impl Pool {
         for (at, member) in members.iter().enumerate() {
             by_address.entry(member.endpoint.address).or_insert(at);
         }
-        Self { label: name.to_string().into(), name, model, members, by_address, traffic, memory }
+        let label = name.to_string().into();
+        Self { label, name, model, members, by_address, traffic, tokenizer: None, memory }
+    }
+
+    /// The same pool with the tokenizer of its model.
+    pub fn with_tokenizer(self, tokenizer: Option<TokenizerSource>) -> Self {
+        Self { tokenizer, ..self }
     }
 
     /// Whether the endpoint of that slot is a member.

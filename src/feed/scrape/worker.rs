@@ -8,11 +8,11 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, trace, warn};
 
+use crate::feed::client::{Bounds, Client, Failure};
 use crate::state::Endpoint;
 use crate::state::health::State;
 
 use super::adapters::parse_models;
-use super::client::{Client, Failure};
 use super::observer::{Observer, Page, ScrapeStatus};
 use super::{OnRestart, ScrapeConfig};
 
@@ -43,7 +43,13 @@ pub struct Worker {
 impl Worker {
     /// Works until it is dropped.
     pub async fn run(self) {
-        let client = Client::new(&self.endpoint.destination, self.config.timeout, self.config.max_page);
+        let bounds = Bounds {
+            timeout: self.config.timeout,
+            max_body: self.config.max_page,
+            // One for metrics, one for the list of models.
+            connections: 2,
+        };
+        let client = Client::new(&self.endpoint.destination, bounds);
         // A list that does not come must not hold up the pages.
         tokio::join!(self.follow_pages(&client), self.follow_models(&client));
     }

@@ -1,8 +1,11 @@
 //! ModelServers and InferencePools.
 
+use std::sync::Arc;
+
 use super::{Located, Reader};
-use crate::document::Problems;
-use crate::resources::{ModelServerSpec, duration};
+use crate::document::{Problem, Problems};
+use crate::resources::{ModelServerSpec, duration, tokenizer};
+use crate::state::TokenizerSource;
 use crate::state::endpoint::{EndpointSpec, EngineKind};
 use crate::state::pool::{PoolKind, PoolName, TrafficPolicy};
 use crate::topology::PoolSpec;
@@ -12,6 +15,8 @@ impl Reader {
         let mut pools = Vec::new();
         for document in &self.servers {
             let problems = &mut self.problems[document.file];
+            let tokenizer = tokenizer(problems, document);
+            self.tokenizer_urls.extend(unlisted(problems, document, tokenizer.as_ref()));
             let selector = &document.spec.workload_selector;
             let pool = PoolSpec {
                 name: PoolName { kind: PoolKind::ModelServer, object: document.name.clone() },
@@ -19,6 +24,7 @@ impl Reader {
                 selector: selector.match_labels.clone(),
                 traffic: traffic_policy(problems, document),
                 engine: engine(problems, document),
+                tokenizer,
             };
             warn_ineffective(problems, document);
             report_selection(problems, document, &pool, &["spec", "workloadSelector"], endpoints);
@@ -31,6 +37,7 @@ impl Reader {
                 selector: document.spec.selector.match_labels.clone(),
                 traffic: TrafficPolicy::default(),
                 engine: None,
+                tokenizer: None,
             };
             let problems = &mut self.problems[document.file];
             report_selection(problems, document, &pool, &["spec", "selector"], endpoints);
@@ -72,6 +79,37 @@ fn engine(problems: &mut Problems, document: &Located<ModelServerSpec>) -> Optio
             None
         }
     }
+}
+
+/// The annotation's source. A URL is kept and looked up in the configuration later, which a document does not know.
+fn tokenizer(problems: &mut Problems, document: &Located<ModelServerSpec>) -> Option<TokenizerSource> {
+    let text = document.metadata.annotations.get(tokenizer::ANNOTATION)?;
+    match tokenizer::parse(text) {
+        Ok(source) => Some(source),
+        Err((message, advice)) => {
+            let place = document.place(&["metadata", "annotations", tokenizer::ANNOTATION]);
+            problems.error(place, message, Some(advice.to_owned()));
+            None
+        }
+    }
+}
+
+/// The URL of a source, and the error to report unless the configuration lists it.
+fn unlisted(
+    problems: &mut Problems,
+    document: &Located<ModelServerSpec>,
+    source: Option<&TokenizerSource>,
+) -> Option<(Arc<str>, Problem)> {
+    let Some(TokenizerSource::Url(url)) = source else { return None };
+    let place = document.place(&["metadata", "annotations", tokenizer::ANNOTATION]);
+    let advice =
+        Some(format!("list it in the configuration: tokenizers: [{{model: NAME, source: '{url}'}}]"));
+    problems.error(
+        place,
+        format!("prompts are not sent to `{url}`: the configuration does not list it"),
+        advice,
+    );
+    problems.found.pop().map(|problem| (Arc::clone(url), problem))
 }
 
 fn traffic_policy(problems: &mut Problems, document: &Located<ModelServerSpec>) -> TrafficPolicy {

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::restricted;
-use crate::feed::scrape::client::{Client, Failure, uri};
+use crate::feed::client::{Bounds, Client, Failure, uri};
 use crate::feed::scrape::{ScrapeConfig, Scraper};
 use crate::state::endpoint::tests::endpoint;
 use crate::state::health::State;
@@ -127,7 +127,7 @@ fn addresses_become_urls_with_brackets_round_ipv6() {
 #[tokio::test]
 async fn a_closed_port_is_refused_and_a_mute_one_is_not() {
     let ask = |address: SocketAddr| async move {
-        let client = Client::new(&address.to_string(), Duration::from_millis(100), 100);
+        let client = Client::new(&address.to_string(), bounds(100));
         client.get("/metrics").await.map(|answer| answer.status)
     };
     assert_eq!(ask(closed().await).await, Err(Failure::Refused));
@@ -150,7 +150,7 @@ async fn a_body_is_read_as_far_as_it_fits_and_comes(
 ) {
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", announced.max(sent));
     let server = Server::start(constant([head.as_bytes(), &vec![b'x'; sent]].concat())).await;
-    let client = Client::new(&server.address.to_string(), Duration::from_millis(100), 10);
+    let client = Client::new(&server.address.to_string(), bounds(10));
     let answer = client.get("/metrics").await.unwrap();
     assert_eq!((answer.body.len(), answer.whole), (read, whole));
 }
@@ -291,4 +291,8 @@ async fn own_bookings_are_those_of_when_the_page_was_asked_for() {
     let scraper = scraper();
     scraper.follow(&[Arc::clone(&endpoint)]);
     until("the page is read", || last(&endpoint, SignalKind::Foreign) == Some(1.0)).await;
+}
+
+fn bounds(max_body: usize) -> Bounds {
+    Bounds { timeout: Duration::from_millis(100), max_body, connections: 1 }
 }

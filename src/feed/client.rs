@@ -1,4 +1,4 @@
-//! Asks one endpoint for one page within a time and a size, and tells a port that is closed from one that is silent.
+//! Asks one server for one answer within a time and a size, and tells a port that is closed from one that is silent.
 
 use std::error::Error;
 use std::io::ErrorKind;
@@ -7,14 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::uri::{PathAndQuery, Scheme};
 use http::{Request, Uri, header};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::{HttpConnector, capture_connection};
 use hyper_util::rt::TokioExecutor;
 use tokio::time::{Instant, timeout_at};
-
-/// Idle connections kept to an endpoint: one for metrics, one for the list of models.
-const CONNECTIONS: usize = 2;
 
 /// What an endpoint answered.
 #[derive(Debug)]
@@ -43,32 +40,52 @@ pub enum Failure {
     Local,
 }
 
-/// A client of one endpoint. Connections are kept and end with it.
+/// What a client is bounded by.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Time for a whole exchange.
+    pub timeout: Duration,
+    /// Bytes of an answer that are read.
+    pub max_body: usize,
+    /// Idle connections that are kept.
+    pub connections: usize,
+}
+
+/// A client of one server. Connections are kept and end with it.
 #[derive(Debug)]
 pub struct Client {
-    http: legacy::Client<HttpConnector, Empty<Bytes>>,
+    http: legacy::Client<HttpConnector, Full<Bytes>>,
     destination: String,
-    timeout: Duration,
-    max_body: usize,
+    bounds: Bounds,
 }
 
 impl Client {
-    /// A client of `destination`, `ip:port` with IPv6 in brackets.
-    pub fn new(destination: &str, timeout: Duration, max_body: usize) -> Self {
+    /// A client of `destination`, `host:port` with IPv6 in brackets.
+    pub fn new(destination: &str, bounds: Bounds) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         let http = legacy::Client::builder(TokioExecutor::new())
-            .pool_max_idle_per_host(CONNECTIONS)
+            .pool_max_idle_per_host(bounds.connections)
             .build(connector);
-        Self { http, destination: destination.to_owned(), timeout, max_body }
+        Self { http, destination: destination.to_owned(), bounds }
     }
 
     /// `GET path`. Time runs out for all of it: a body that is still under way by then is cut.
-    pub async fn get(&self, path: &'static str) -> Result<Answer, Failure> {
-        let deadline = Instant::now() + self.timeout;
+    pub async fn get(&self, path: &str) -> Result<Answer, Failure> {
         let request = Request::get(uri(&self.destination, path).ok_or(Failure::Local)?);
         let request = request.header(header::ACCEPT, "text/plain, application/json");
-        let mut request = request.body(Empty::new()).map_err(|_| Failure::Local)?;
+        self.exchange(request.body(Full::default()).map_err(|_| Failure::Local)?).await
+    }
+
+    /// `POST path` with a JSON body, within the same bounds.
+    pub async fn post(&self, path: &str, body: Bytes) -> Result<Answer, Failure> {
+        let request = Request::post(uri(&self.destination, path).ok_or(Failure::Local)?);
+        let request = request.header(header::CONTENT_TYPE, "application/json");
+        self.exchange(request.body(Full::new(body)).map_err(|_| Failure::Local)?).await
+    }
+
+    async fn exchange(&self, mut request: Request<Full<Bytes>>) -> Result<Answer, Failure> {
+        let deadline = Instant::now() + self.bounds.timeout;
         let connection = capture_connection(&mut request);
         let response = match timeout_at(deadline, self.http.request(request)).await {
             Ok(Ok(response)) => response,
@@ -82,7 +99,7 @@ impl Client {
             match timeout_at(deadline, body.frame()).await {
                 Ok(Some(Ok(frame))) => {
                     let data = frame.into_data().unwrap_or_default();
-                    let room = self.max_body - answer.body.len();
+                    let room = self.bounds.max_body - answer.body.len();
                     answer.body.extend_from_slice(&data[..data.len().min(room)]);
                     if data.len() > room {
                         return Ok(answer);
@@ -96,11 +113,11 @@ impl Client {
 }
 
 /// Where a page is. `None` if the address has a form that URIs do not (an IPv6 zone).
-pub fn uri(destination: &str, path: &'static str) -> Option<Uri> {
+pub fn uri(destination: &str, path: &str) -> Option<Uri> {
     Uri::builder()
         .scheme(Scheme::HTTP)
         .authority(destination)
-        .path_and_query(PathAndQuery::from_static(path))
+        .path_and_query(PathAndQuery::try_from(path).ok()?)
         .build()
         .ok()
 }
