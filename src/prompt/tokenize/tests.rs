@@ -266,3 +266,47 @@ async fn a_remote_tokenizer_is_asked_once_a_body_and_its_late_answer_is_kept() {
     assert_eq!((&tokens[..], tokens.origin()), (&[7, 8][..], Origin::Remote));
     assert!(service.shared.flights.lock().is_empty());
 }
+
+/// The capture's engine had DeepSeek's vocabulary and a template of this shape.
+const CAPTURED_TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% elif m.role == 'user' %}{{ '<｜User｜>' + m.content }}{% else %}{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}";
+
+/// What a real vLLM answered to `/tokenize` and `/render`; where `scripts/tokenizers.py` fetched its vocabulary.
+#[test]
+fn ids_are_those_of_a_real_vllm() {
+    let cache = std::env::var_os("PILOTFISH_CACHE").map(PathBuf::from).unwrap_or_default();
+    let vocabulary = cache.join("tokenizers/deepseek");
+    if !vocabulary.exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(vocabulary.join(name), dir.path().join(name)).unwrap();
+    }
+    std::fs::write(dir.path().join("chat_template.jinja"), CAPTURED_TEMPLATE).unwrap();
+    let tokenizer = crate::prompt::tokenizer::LocalTokenizer::load(dir.path()).unwrap();
+    let cache = TokenCache::new(1 << 20);
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/vllm");
+    for (file, path) in [
+        ("tok_completion", "/v1/completions"),
+        ("tok_chat_gen", "/v1/chat/completions"),
+        ("tok_chat_nogen", "/v1/chat/completions"),
+        ("tok_chat_continue", "/v1/chat/completions"),
+        ("tok_chat_tools", "/v1/chat/completions"),
+        ("render_chat", "/v1/chat/completions"),
+        ("render_comp", "/v1/completions"),
+        ("render_messages", "/v1/messages"),
+        ("render_responses", "/v1/responses"),
+    ] {
+        let capture = std::fs::read_to_string(data.join(format!("{file}.txt"))).unwrap();
+        let body = capture.lines().next().unwrap().split_once(" -d ").unwrap().1;
+        let answer: serde_json::Value =
+            serde_json::from_str(capture.split("\n\n").nth(1).unwrap().trim()).unwrap();
+        let first = answer.as_array().map_or(&answer, |all| &all[0]);
+        let ids = first.get("token_ids").or(first.get("tokens")).unwrap();
+        let expected: Vec<u32> = serde_json::from_value(ids.clone()).unwrap();
+        let sent = sent(path, body);
+        let text = sent.ask(None).prompt_text().unwrap();
+        let found = prompt_ids(&tokenizer, &cache, sent.request.api, &sent.body, text.as_deref());
+        assert_eq!(found.as_deref(), Ok(&expected[..]), "{file}");
+    }
+}
