@@ -1,6 +1,7 @@
 //! The HTTP side: metrics, probes and debug pages.
 
-pub mod debug;
+mod cache;
+mod debug;
 pub mod exposition;
 pub mod view;
 
@@ -63,6 +64,7 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/debug/endpoints", get(debug::endpoints))
         // The question holds a body, escaped once more.
         .route("/debug/explain", post(debug::explain).layer(DefaultBodyLimit::max(2 * most)))
+        .route("/debug/cache", post(cache::holders).layer(DefaultBodyLimit::max(2 * most)))
         .route("/debug/config", get(debug::config))
         .route("/debug/config_dump/modelroutes", get(debug::model_routes))
         .route("/debug/config_dump/modelservers", get(debug::model_servers))

@@ -19,6 +19,7 @@ use crate::args::{DebugAccess, ServeArgs};
 use crate::decide::{Decider, Settings};
 use crate::decision::Ring;
 use crate::extproc::{Budget, Shared};
+use crate::feed::render::{RenderConfig, Renderer};
 use crate::metrics::Metrics;
 use crate::schedule::Scheduler;
 use crate::schedule::plugin::Kind;
@@ -69,8 +70,11 @@ impl App {
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
 
-        let (pipeline, config_problems) = feeds::first_pipeline(&args, extra_plugins)?;
+        let feeds::FirstConfig { pipeline, tokenizers, problems: config_problems } =
+            feeds::first_config(&args, extra_plugins)?;
         feeds::report("the scheduler configuration", &config_problems);
+        let renderer = Renderer::new(RenderConfig::default());
+        let tokenizing = Arc::new(feeds::tokenizing(&args, &renderer, tokenizers)?);
         let scheduler = Arc::new(Scheduler::new(pipeline, Arc::default(), args.staleness));
         let scraper = feeds::scraper(&args, &scheduler);
         let ledger = Arc::new(Ledger::new(
@@ -83,6 +87,7 @@ impl App {
             decider: Decider {
                 store: Arc::clone(&store),
                 scheduler: Arc::clone(&scheduler),
+                tokenizing: Arc::clone(&tokenizing),
                 metrics: Arc::clone(&metrics),
                 settings: settings(&args, &replica)?,
             },
@@ -100,6 +105,8 @@ impl App {
                 ledger: Arc::clone(&ledger),
                 scraper: scraper.clone(),
                 scheduler: Arc::clone(&scheduler),
+                tokenizing,
+                renderer,
                 staleness: args.staleness,
             }),
             scraper: scraper.clone(),

@@ -4,8 +4,10 @@
 //! cancels the request: whatever it has booked is released with it.
 
 mod body;
+mod holders;
 mod joined;
 mod models;
+mod prepare;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +16,17 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 pub use body::{Body, Chunks};
+pub use holders::{Holders, Holding};
+pub use prepare::{Tokenizing, Wait};
 
 use crate::decision::{Record, cut};
 use crate::metrics::{Metrics, Stage};
-use crate::prompt::{Blocks, Namespace, Prepared};
+use crate::prompt::Prepared;
 use crate::refusal::Refusal;
 use crate::request::head::Head;
 use crate::request::{Edits, LlmRequest};
 use crate::route::Question;
-use crate::schedule::{Ask, Pipeline, Scheduler, Subset};
+use crate::schedule::{Ask, Scheduler, Subset};
 use crate::snapshot::{Routed, Store};
 use crate::state::pool::TrafficPolicy;
 use crate::state::rates::Forecast;
@@ -149,6 +153,8 @@ pub struct Decider {
     pub store: Arc<Store>,
     /// Pipeline.
     pub scheduler: Arc<Scheduler>,
+    /// How prompts become token ids.
+    pub tokenizing: Arc<Tokenizing>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Configuration.
@@ -163,17 +169,18 @@ impl Decider {
         record.stages.receive = arrived.complete.duration_since(arrived.started);
         self.metrics.stage(Stage::Receive, record.stages.receive);
         let mut pool = None;
-        let verdict = self.verdict(&mut record, arrived, &mut pool);
+        let verdict = self.verdict(&mut record, arrived, &mut pool).await;
         Decided { record, verdict: verdict.unwrap_or_else(|refusal| Verdict::Refuse(refusal, pool)) }
     }
 
     /// The decision table for a request, with nothing booked.
-    pub fn explain(&self, arrived: &Arrived) -> Result<Record, Refusal> {
+    pub async fn explain(&self, arrived: &Arrived) -> Result<Record, Refusal> {
         let mut record = Record::begin(self.decision_id(), "");
         let (request, text) = self.parse(&mut record, &arrived.head, &arrived.body)?;
         let (routed, seed) = self.route(&mut record, &arrived.head, &request)?;
         let pipeline = self.scheduler.pipeline();
-        let prompt = self.prepare(&mut record, &pipeline, &routed, &request, text.bytes());
+        let path = arrived.head.path();
+        let prompt = self.prepare(&mut record, &pipeline, &routed, &request, path, text.bytes()).await;
         let ask =
             Ask { subset: arrived.subset.as_ref(), ..ask(&routed, &request, &prompt, seed, usize::MAX) };
         let (leg, held) = self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
@@ -183,7 +190,7 @@ impl Decider {
     }
 
     /// Notes the pool in `found`, so that a refusal behind it is counted there.
-    fn verdict(
+    async fn verdict(
         &self,
         record: &mut Record,
         mut arrived: Arrived,
@@ -196,7 +203,8 @@ impl Decider {
         let (routed, seed) = self.route(record, &arrived.head, &request)?;
         *found = Some(Arc::clone(&routed.pool));
         let pipeline = self.scheduler.pipeline();
-        let prompt = self.prepare(record, &pipeline, &routed, &request, text.bytes());
+        let path = arrived.head.path();
+        let prompt = self.prepare(record, &pipeline, &routed, &request, path, text.bytes()).await;
 
         let began = Instant::now();
         let detail = self.detail(seed, &routed);
@@ -277,42 +285,6 @@ impl Decider {
         record.stages.route = began.elapsed();
         self.metrics.stage(Stage::Route, record.stages.route);
         Ok((routed, seed))
-    }
-
-    /// Cuts the prompt in every way that the profile asks for.
-    fn prepare(
-        &self,
-        record: &mut Record,
-        pipeline: &Pipeline,
-        routed: &Routed,
-        request: &LlmRequest,
-        body: &[u8],
-    ) -> Prepared {
-        let began = Instant::now();
-        let salt = request.cache_salt.as_deref();
-        let engine_block = routed.pool.engine_block();
-        let tokens = request.prompt.estimated_tokens();
-        let mut prompt = Prepared { tokens, engine_block, ..Prepared::default() };
-        if let Some(text) = &pipeline.text {
-            let render = |sink: &mut dyn FnMut(&[u8])| request.prompt.render(body, sink);
-            prompt.text = Blocks::of_text(text.needs, &routed.target_model, salt, render);
-        }
-        for &bytes in &pipeline.heads {
-            prompt.add_head(bytes, |sink| request.prompt.render(body, sink));
-        }
-        if pipeline.tokens
-            && let Some(ids) = request.prompt.token_ids()
-        {
-            prompt.counted = true;
-            if let Some(block) = engine_block {
-                let model = &*routed.target_model;
-                let adapter = routed.pool.is_adapter(model).then_some(model);
-                prompt.ids = Blocks::of_tokens(ids, block, Namespace { adapter, salt });
-            }
-        }
-        record.stages.prompt = began.elapsed();
-        self.metrics.stage(Stage::Prompt, record.stages.prompt);
-        prompt
     }
 
     /// Asks the engine for usage where configured; true if the client must not see the extra event.

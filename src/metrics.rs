@@ -120,12 +120,20 @@ pub enum Degraded {
     Usage,
     /// A source of cache knowledge was wrong too often at some endpoint: picks there go by the next.
     CacheTruth,
+    /// A tokenizer that is configured cannot be used.
+    Tokenizer,
 }
 
 impl Degraded {
     /// Every source.
-    pub const ALL: [Degraded; 5] =
-        [Degraded::Resources, Degraded::Config, Degraded::StreamEnd, Degraded::Usage, Degraded::CacheTruth];
+    pub const ALL: [Degraded; 6] = [
+        Degraded::Resources,
+        Degraded::Config,
+        Degraded::StreamEnd,
+        Degraded::Usage,
+        Degraded::CacheTruth,
+        Degraded::Tokenizer,
+    ];
 
     /// The label value.
     pub fn name(self) -> &'static str {
@@ -135,6 +143,7 @@ impl Degraded {
             Degraded::StreamEnd => "stream_end",
             Degraded::Usage => "usage",
             Degraded::CacheTruth => "cache_truth",
+            Degraded::Tokenizer => "tokenizer",
         }
     }
 }

@@ -110,7 +110,7 @@ pub async fn explain(State(admin): Page, body: axum::body::Bytes) -> Response {
         Err(error_) => return error(StatusCode::BAD_REQUEST, &format!("not a question: {error_}")),
     };
     let arrived = question.arrived();
-    match admin.shared.decider.explain(&arrived) {
+    match admin.shared.decider.explain(&arrived).await {
         Ok(record) => Json(view::decision(&record)).into_response(),
         Err(refusal) => {
             let status =

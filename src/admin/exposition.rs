@@ -1,6 +1,7 @@
 //! Turns the counters into series at the moment of a scrape.
 
 mod caches;
+mod tokenizing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::decide::Tokenizing;
+use crate::feed::render::Renderer;
 use crate::feed::scrape::Scraper;
 use crate::metrics::{Degraded, Metrics, Stage};
 use crate::schedule::Scheduler;
@@ -40,6 +43,10 @@ pub struct Sources {
     pub scraper: Scraper,
     /// What is known of caches.
     pub scheduler: Arc<Scheduler>,
+    /// Tokenizing here.
+    pub tokenizing: Arc<Tokenizing>,
+    /// Tokenizing elsewhere.
+    pub renderer: Renderer,
     /// Age from which a signal is unknown.
     pub staleness: Duration,
 }
@@ -61,6 +68,7 @@ impl Collector for Sources {
         bookings(&mut encoder, &snapshot)?;
         tokens(&mut encoder, &self.metrics, &snapshot)?;
         caches::caches(&mut encoder, &self.metrics, &snapshot, &self.scheduler)?;
+        tokenizing::tokenizing(&mut encoder, &self.metrics, &self.tokenizing, &self.renderer)?;
         process(&mut encoder, &self.metrics)
     }
 }

@@ -3,18 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use arc_swap::ArcSwap;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
 use crate::args::ServeArgs;
-use crate::config;
+use crate::config::{self, TokenizerSettings};
+use crate::decide::{Tokenizing, Wait};
 use crate::document::{Problem, Severity};
 use crate::feed::file::{self, Resources, Timing, Watch};
+use crate::feed::render::Renderer;
 use crate::feed::scrape::{ScrapeConfig, Scraper};
 use crate::metrics::Degraded;
+use crate::prompt::{Tokenizers, tokenize};
 use crate::schedule::plugin::Kind;
 use crate::schedule::{Pipeline, Scheduler};
 use crate::settle::OnUnknownModel;
@@ -23,20 +27,34 @@ use crate::topology::{GRACE, Topology};
 /// The name under which problems of `--config-text` are reported.
 const CONFIG_TEXT: &str = "--config-text";
 
-/// The pipeline to start with, and what is wrong with its configuration. Errors end the start: there is no last good.
-pub fn first_pipeline(args: &ServeArgs, extra: &'static [&'static Kind]) -> Result<(Pipeline, Vec<Problem>)> {
+/// The configuration to start with.
+#[derive(Debug)]
+pub struct FirstConfig {
+    /// The pipeline.
+    pub pipeline: Pipeline,
+    /// Where tokenizers are.
+    pub tokenizers: Arc<TokenizerSettings>,
+    /// What is wrong with it.
+    pub problems: Vec<Problem>,
+}
+
+/// The configuration to start with. Errors end the start: there is no last good.
+pub fn first_config(args: &ServeArgs, extra: &'static [&'static Kind]) -> Result<FirstConfig> {
     let (name, text) = match (&args.config, &args.config_text) {
         (Some(path), _) => {
             (path.clone(), file::text_of(path).map_err(|why| anyhow::anyhow!("{}: {why}", path.display()))?)
         }
         (None, Some(text)) => (PathBuf::from(CONFIG_TEXT), text.as_str().into()),
         (None, None) => {
-            return Ok((Pipeline::assemble("default", crate::plugins::default_parts(), None)?, Vec::new()));
+            let pipeline = Pipeline::assemble("default", crate::plugins::default_parts(), None)?;
+            return Ok(FirstConfig { pipeline, tokenizers: Arc::default(), problems: Vec::new() });
         }
     };
     let read = config::read(&name, text, &options(args, extra), None);
     match read.pipeline {
-        Some(pipeline) => Ok((pipeline, read.problems)),
+        Some(pipeline) => {
+            Ok(FirstConfig { pipeline, tokenizers: Arc::new(read.tokenizers), problems: read.problems })
+        }
         None => bail!("the scheduler configuration cannot be used:\n{}", listed(&read.problems)),
     }
 }
@@ -50,6 +68,19 @@ pub fn scraper(args: &ServeArgs, scheduler: &Arc<Scheduler>) -> Scraper {
     let config = ScrapeConfig { interval: args.scrape_interval, ..ScrapeConfig::default() };
     let scheduler = Arc::clone(scheduler);
     Scraper::new(config, Arc::new(move |endpoint| scheduler.forget(endpoint)))
+}
+
+/// The way to token ids: worker threads here, and engines and services elsewhere.
+pub fn tokenizing(
+    args: &ServeArgs,
+    renderer: &Renderer,
+    sources: Arc<TokenizerSettings>,
+) -> Result<Tokenizing> {
+    let options = tokenize::Options { dir: args.tokenizer_dir.clone(), ..tokenize::Options::default() };
+    let service = Tokenizers::new(options, Some(Arc::new(renderer.clone())))
+        .context("the threads that tokenize cannot be started")?;
+    let wait = Wait { least: args.tokenize_least_wait, most: args.tokenize_most_wait };
+    Ok(Tokenizing { service: Some(service), sources: ArcSwap::new(sources), wait })
 }
 
 /// What to do when an engine does not serve a model: ask it again what it serves.
@@ -111,7 +142,10 @@ impl ResourceFeed {
     fn reload(&mut self, admin: &Admin) -> Result<()> {
         let loaded = file::load(&self.dir)
             .map_err(|error| anyhow::anyhow!("--resources {}: {error}", self.dir.display()))?;
-        let lowered = self.resources.reload(loaded);
+        let mut lowered = self.resources.reload(loaded);
+        let settings = admin.shared.decider.tokenizing.sources.load();
+        let unlisted = lowered.tokenizer_urls.iter().filter(|(url, _)| !settings.lists(url));
+        lowered.problems.extend(unlisted.map(|(_, problem)| problem.clone()));
         report("resources", &lowered.problems);
         admin.shared.metrics.set_degraded(Degraded::Resources, lowered.has_errors());
         let snapshot = self.topology.apply(lowered.world, Instant::now());
@@ -122,6 +156,8 @@ impl ResourceFeed {
             "resources stand"
         );
         self.scraper.follow(&snapshot.endpoints);
+        let tokenizing = &admin.shared.decider.tokenizing;
+        tokenizing.follow(snapshot.pools.iter().map(|pool| &**pool));
         admin.shared.decider.store.replace(snapshot);
         self.forget_the_gone(admin);
         let mut documents = admin.documents.write();
@@ -176,6 +212,9 @@ fn reload_config(path: &Path, options: &config::Options<'_>, admin: &Admin) {
     match read.pipeline {
         Some(pipeline) => {
             scheduler.replace(pipeline);
+            let tokenizing = &admin.shared.decider.tokenizing;
+            tokenizing.sources.store(Arc::new(read.tokenizers));
+            tokenizing.follow(admin.shared.decider.store.load().pools.iter().map(|pool| &**pool));
             tracing::info!("a new scheduler configuration stands");
         }
         None => tracing::warn!("the scheduler configuration is invalid; the last one stays"),

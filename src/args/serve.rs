@@ -113,6 +113,12 @@ pub struct ServeArgs {
     /// Folder below which the tokenizers lie that resources and configuration name by file.
     #[arg(long, value_name = "DIR", env = "PILOTFISH_TOKENIZER_DIR")]
     pub tokenizer_dir: Option<PathBuf>,
+    /// Least time a pick waits for a prompt's token ids; 5 % of the prompt's own prefill, within these bounds.
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = units::interval, env = "PILOTFISH_TOKENIZE_LEAST_WAIT")]
+    pub tokenize_least_wait: Duration,
+    /// Most time a pick waits for a prompt's token ids; after that the next source of cache knowledge counts.
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = units::interval, env = "PILOTFISH_TOKENIZE_MOST_WAIT")]
+    pub tokenize_most_wait: Duration,
     /// Start although the configuration names plugin types that this version lacks; they are left out.
     #[arg(long, env = "PILOTFISH_ALLOW_UNSUPPORTED")]
     pub allow_unsupported: bool,
@@ -156,7 +162,6 @@ impl ServeArgs {
     /// Flags given that do nothing yet.
     pub fn without_effect(&self) -> impl Iterator<Item = &'static str> {
         [
-            ("--tokenizer-dir", self.tokenizer_dir.is_some()),
             ("--session-key-file", self.session_key_file.is_some()),
             ("--peers", self.peers.is_some()),
             ("--redis-url", self.redis_url.is_some()),

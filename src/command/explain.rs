@@ -30,9 +30,7 @@ pub fn run(args: &ExplainArgs, extra_plugins: &[&Kind]) -> Result<()> {
     let body = read_body(&args.body)?;
     let decision = match (&args.server, &args.resources) {
         (Some(server), _) => runtime()?.block_on(ask(server, args, body))?,
-        (None, Some(resources)) => {
-            runtime()?.block_on(async { offline(resources, args, body, extra_plugins) })?
-        }
+        (None, Some(resources)) => runtime()?.block_on(offline(resources, args, body, extra_plugins))?,
         (None, None) => bail!("explain needs --server URL of a running picker, or --resources DIR"),
     };
     match args.format {
@@ -72,7 +70,12 @@ async fn ask(server: &str, args: &ExplainArgs, body: Vec<u8>) -> Result<Value> {
 }
 
 /// Explains from files: endpoints as if up, with nothing booked and every signal unknown.
-fn offline(resources: &Path, args: &ExplainArgs, body: Vec<u8>, extra_plugins: &[&Kind]) -> Result<Value> {
+async fn offline(
+    resources: &Path,
+    args: &ExplainArgs,
+    body: Vec<u8>,
+    extra_plugins: &[&Kind],
+) -> Result<Value> {
     let loaded = file::load(resources).with_context(|| format!("--resources {}", resources.display()))?;
     let lowered = Resources::default().reload(loaded);
     lowered.problems.iter().for_each(|problem| eprint!("{problem}"));
@@ -95,6 +98,7 @@ fn offline(resources: &Path, args: &ExplainArgs, body: Vec<u8>, extra_plugins: &
     let decider = Decider {
         store: Arc::new(store),
         scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
+        tokenizing: Arc::default(),
         metrics: Arc::new(Metrics::default()),
         settings: Settings::default(),
     };
@@ -109,7 +113,7 @@ fn offline(resources: &Path, args: &ExplainArgs, body: Vec<u8>, extra_plugins: &
         started: now,
         complete: now,
     };
-    let record = decider.explain(&arrived).map_err(|refusal| anyhow::anyhow!("refused: {refusal}"))?;
+    let record = decider.explain(&arrived).await.map_err(|refusal| anyhow::anyhow!("refused: {refusal}"))?;
     Ok(view::decision(&record))
 }
 

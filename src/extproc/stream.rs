@@ -388,6 +388,7 @@ mod tests {
             decider: Decider {
                 store: Arc::default(),
                 scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), Duration::from_secs(2))),
+                tokenizing: Arc::default(),
                 metrics: Arc::clone(&metrics),
                 settings: Settings::default(),
             },

@@ -128,8 +128,8 @@ mod tests {
     const B: Holder = Holder { seat: 90_001, slot: 1_000_002 };
 
     fn blocks(text: &str) -> Blocks {
-        // Four tokens a byte, and one more, since the last one never counts.
-        let ids: Vec<u32> = text.bytes().flat_map(|byte| [u32::from(byte); 4]).chain([0]).collect();
+        // Four tokens a byte.
+        let ids: Vec<u32> = text.bytes().flat_map(|byte| [u32::from(byte); 4]).collect();
         Blocks::of_tokens(&ids, 16, Namespace::default())
     }
 

@@ -123,6 +123,11 @@ impl Lookups {
         }
     }
 
+    /// Blocks that an endpoint announced in one tier, whether or not its events are followed.
+    pub fn in_tier(&self, endpoint: &Endpoint, tier: Tier) -> u32 {
+        self.tiers[tier as usize].depth(endpoint.holder())
+    }
+
     /// What one endpoint holds.
     pub fn held(&self, prompt: &Prepared, endpoint: &Endpoint) -> Held {
         let holder = endpoint.holder();

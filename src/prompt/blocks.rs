@@ -61,7 +61,7 @@ pub struct Blocks {
     contents: Vec<u64>,
     /// Bytes or tokens in a full block.
     unit: u64,
-    /// Bytes or tokens of the prompt that blocks cover.
+    /// Bytes or tokens of the prompt that can be cached.
     covered: u64,
     tokens: bool,
 }
@@ -79,22 +79,23 @@ impl Blocks {
         Self { names, contents: Vec::new(), unit: needs.block_bytes as u64, covered, tokens: false }
     }
 
-    /// Cuts token ids into full blocks of `engine_block` tokens, or of as many of those as make [`LEAST_BLOCK`]. An engine always computes the last token of a prompt, so that a
-    /// block which it would complete never counts as cached and is left out.
+    /// Cuts token ids into full blocks of `engine_block` tokens, or of as many of those as make [`LEAST_BLOCK`]. The last
+    /// token counts as cached never, though the block that it completes is kept: an engine computes it always.
     pub fn of_tokens(ids: &[u32], engine_block: usize, namespace: Namespace<'_>) -> Self {
         let engine_block = engine_block.max(1);
         let block_size = engine_block * LEAST_BLOCK.div_ceil(engine_block);
-        let full = ids.len().saturating_sub(1) / block_size;
+        let full = ids.len() / block_size;
+        let usable = ids.len().saturating_sub(1) / block_size;
         let mut blocks = Self {
             names: Vec::with_capacity(full),
             contents: Vec::with_capacity(full),
             unit: block_size as u64,
-            covered: (full * block_size) as u64,
+            covered: (usable * block_size) as u64,
             tokens: true,
         };
         let mut scratch = Vec::with_capacity(4 * block_size);
         let mut seed = namespace.seed();
-        for block in ids.chunks_exact(block_size).take(full) {
+        for block in ids.chunks_exact(block_size) {
             let content = token_content(block, seed, 0, &mut scratch);
             let name = blocks.names.last().map_or(content, |&previous| chain_name(previous, content));
             blocks.names.push(name);
@@ -163,8 +164,13 @@ mod tests {
 
     #[test]
     fn the_last_token_is_always_computed() {
-        let depth = |n| Blocks::of_tokens(&ids(0..n), 32, Namespace::default()).len();
-        assert_eq!([depth(0), depth(32), depth(33), depth(64), depth(65)], [0, 0, 1, 1, 2]);
+        let most = |n| Blocks::of_tokens(&ids(0..n), 32, Namespace::default()).tokens(99);
+        assert_eq!([most(0), most(32), most(33), most(64), most(65)], [0, 0, 32, 32, 64]);
+        assert_eq!(
+            Blocks::of_tokens(&ids(0..64), 32, Namespace::default()).len(),
+            2,
+            "the next turn finds both"
+        );
         let blocks = Blocks::of_tokens(&ids(0..161), 32, Namespace::default());
         assert_eq!((blocks.tokens(3), blocks.tokens(5), blocks.tokens(9)), (96, 160, 160));
     }

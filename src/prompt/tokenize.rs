@@ -235,7 +235,8 @@ impl Tokenizers {
         if let Some(ids) = self.shared.cache.get(&key) {
             return Ok(ids);
         }
-        let work = Work { tokenizer, api: ask.request.api, text: ask.prompt_text()?, body: ask.body.clone() };
+        let body = Bytes::copy_from_slice(ask.body);
+        let work = Work { tokenizer, api: ask.request.api, text: ask.prompt_text()?, body };
         let reply = self.shared.queue.offer(key, Job::new(work), ask.budget)?;
         match timeout(ask.budget, reply).await {
             Ok(Ok(outcome)) => outcome,

@@ -169,6 +169,11 @@ impl Prompt {
             .saturating_add(self.further_tokens)
     }
 
+    /// As [`Prompt::estimated_tokens`], of the first prompt of a batch alone.
+    pub fn estimated_tokens_of_first(&self) -> u64 {
+        self.estimated_tokens().saturating_sub(self.further_tokens)
+    }
+
     /// How many image, audio and other media parts the prompt has.
     pub fn images(&self) -> usize {
         self.images

@@ -183,6 +183,26 @@ async fn par_05_prompts_of_every_form_are_accepted_and_measured() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn par_05_token_ids_are_matched_block_by_block_without_a_tokenizer() {
+    let case = input("PAR-05");
+    let picker = Picker::serve(&pods(&case["pods"])).await;
+    let first = serve(&picker, COMPLETIONS, body(case, "ids")).await;
+    assert_eq!(first.decision["predicted_cached_tokens"], 0);
+    let second = serve(&picker, COMPLETIONS, body(case, "ids2")).await;
+    assert_eq!(second.endpoint(), first.endpoint());
+    assert_eq!((&second.decision["predicted_cached_tokens"], second.prompt_tokens()), (&json!(64), 96));
+    assert_eq!(second.decision["rung"], "approximate");
+    let ids: Vec<u32> = (1..=96).collect();
+    let held = picker.post("/debug/cache", &json!({"model": "m", "token_ids": ids})).await;
+    assert_eq!((&held["blocks"], &held["block_size"]), (&json!(6), &json!(16)));
+    let holders = list(&held, "holders");
+    assert_eq!(holders.len(), 1, "one endpoint, by one source: {held}");
+    assert_eq!((&holders[0]["depth"], &holders[0]["endpoint"]), (&json!(6), &json!(second.endpoint())));
+    let skipped = picker.metric("pilotfish_tokenize_skipped_total", &[]).await;
+    assert_eq!(skipped, 0.0, "no tokenizer was asked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn par_08_characters_may_be_split_between_pieces() {
     let case = input("PAR-08");
     let whole: Vec<u8> =

@@ -167,8 +167,12 @@ impl Picker {
 
     /// The decision that `/debug/explain` gives for a body.
     pub async fn explain(&self, path: &str, body: &str) -> Value {
-        let question = serde_json::json!({"path": path, "body": body});
-        let (status, answer) = self.ask("POST", "/debug/explain", question.to_string()).await;
+        self.post("/debug/explain", &serde_json::json!({"path": path, "body": body})).await
+    }
+
+    /// The JSON that a POST of `question` gives.
+    pub async fn post(&self, path: &str, question: &Value) -> Value {
+        let (status, answer) = self.ask("POST", path, question.to_string()).await;
         assert_eq!(status, 200, "{answer}");
         serde_json::from_str(&answer).unwrap()
     }

@@ -24,7 +24,7 @@ pub struct Ask<'a> {
     /// Its path.
     pub path: &'a str,
     /// The body it was parsed from.
-    pub body: &'a Bytes,
+    pub body: &'a [u8],
     /// The model's name as the pool's engines know it.
     pub model: &'a str,
     /// An endpoint of the pool, for [`TokenizerSource::Engine`].
@@ -58,7 +58,8 @@ impl Ask<'_> {
         if self.request.model.is_some() {
             self.request.rename_model(self.model, &mut edits);
         }
-        let body = if edits.is_empty() { self.body.clone() } else { edits.apply(self.body).into() };
+        let body =
+            if edits.is_empty() { Bytes::copy_from_slice(self.body) } else { edits.apply(self.body).into() };
         let path = self.path.split_once('?').map_or(self.path, |(path, _)| path);
         RemoteAsk {
             target,
