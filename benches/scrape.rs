@@ -42,6 +42,7 @@ fn observe(bencher: Bencher<'_, '_>, filtered: bool) {
         weight: 1.0,
         labels: std::collections::BTreeMap::new(),
         engine: EngineKind::Vllm,
+        event_ports: Default::default(),
         drain: false,
     });
     let mut observer = Observer::new(&endpoint, Combine::Max);

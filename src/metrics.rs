@@ -118,12 +118,14 @@ pub enum Degraded {
     StreamEnd,
     /// No source of token usage: settled by estimates.
     Usage,
+    /// An engine publishes KV events, and what it holds is not known by them.
+    KvEvents,
 }
 
 impl Degraded {
     /// Every source.
-    pub const ALL: [Degraded; 4] =
-        [Degraded::Resources, Degraded::Config, Degraded::StreamEnd, Degraded::Usage];
+    pub const ALL: [Degraded; 5] =
+        [Degraded::Resources, Degraded::Config, Degraded::StreamEnd, Degraded::Usage, Degraded::KvEvents];
 
     /// The label value.
     pub fn name(self) -> &'static str {
@@ -132,6 +134,7 @@ impl Degraded {
             Degraded::Config => "config",
             Degraded::StreamEnd => "stream_end",
             Degraded::Usage => "usage",
+            Degraded::KvEvents => "kv_events",
         }
     }
 }

@@ -164,6 +164,7 @@ mod tests {
             weight: 1.0,
             labels: BTreeMap::from([("app".to_owned(), app.to_owned())]),
             engine: EngineKind::Vllm,
+            event_ports: Default::default(),
             drain: false,
         }
     }

@@ -63,6 +63,7 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
                 "weight": endpoint.weight,
                 "engine": endpoint.engine.name(),
                 "scrape": admin.scraper.status(endpoint.slot).map(|status| view::scrape(&status)),
+                "events": admin.events.status(endpoint.slot).map(|status| view::events(&status)),
                 "models": adapters.as_ref().map(|adapters| adapters.served.clone()),
                 "signals": view::signals(endpoint, now),
                 "reserved": view::booked(&endpoint.booked),
