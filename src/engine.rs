@@ -15,6 +15,7 @@ mod cache;
 mod chat;
 mod completions;
 mod error;
+pub mod events;
 mod fault;
 mod generate;
 mod generation;
@@ -30,10 +31,12 @@ mod server;
 mod sse;
 pub mod tokenizer;
 
+pub use events::{EventConfig, EventHashes, EventShape};
 pub use fault::{Fault, Faults, UnknownFault};
 pub use record::RecordedRequest;
 pub use scheduler::Timing;
 
+use events::Publisher;
 use metrics::Metrics;
 use page::{Page, PageConfig};
 use record::Records;
@@ -79,6 +82,8 @@ pub struct EngineConfig {
     pub page_padding: usize,
     /// Whether `/metrics` answers whole whatever `?name[]=` asks for, as servers that do not know the query do.
     pub whole_pages: bool,
+    /// How KV events are published; absent, none are.
+    pub events: Option<EventConfig>,
     /// How many received requests are kept for inspection.
     pub recorded: usize,
 }
@@ -103,6 +108,7 @@ impl Default for EngineConfig {
             faults: Vec::new(),
             page_padding: 0,
             whole_pages: false,
+            events: None,
             recorded: 256,
         }
     }
@@ -114,6 +120,12 @@ pub enum EngineError {
     /// The configuration makes no sense.
     #[error("engine configuration: {0}")]
     Config(&'static str),
+    /// A port of the KV events could not be opened.
+    #[error("cannot open the ports of the KV events: {source}; choose others, or 0 for free ones")]
+    Events {
+        /// The error of the system.
+        source: std::io::Error,
+    },
     /// The port could not be opened.
     #[error("cannot listen on {address}: {source}; choose another port, or 0 for a free one")]
     Listen {
@@ -134,6 +146,7 @@ pub struct EngineState {
     id_seed: u64,
     started: f64,
     scheduler: Arc<Scheduler>,
+    publisher: Option<Arc<Publisher>>,
     faults: watch::Sender<Faults>,
     page: Page,
     records: Records,
@@ -150,6 +163,16 @@ impl EngineState {
     /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where KV events are published.
+    pub fn events_address(&self) -> Option<SocketAddr> {
+        self.publisher.as_ref().map(|publisher| publisher.events())
+    }
+
+    /// Where KV events are replayed.
+    pub fn replay_address(&self) -> Option<SocketAddr> {
+        self.publisher.as_ref().and_then(|publisher| publisher.replay())
     }
 
     /// The last requests received, oldest first; `/metrics`, `/health` and the control paths are left out.
@@ -188,8 +211,14 @@ impl EngineState {
 
     /// Begins a fault, replacing one of the same kind.
     pub fn set_fault(&self, fault: Fault) {
-        if matches!(fault, Fault::Sleep(_)) {
-            self.scheduler.clear_cache();
+        let drop_events = |n, kept| self.publisher.iter().for_each(|publisher| publisher.drop_next(n, kept));
+        match fault {
+            Fault::Sleep(_) => self.scheduler.clear_cache(),
+            // These happen and are over.
+            Fault::Restart => return self.scheduler.restart(),
+            Fault::DropEvents(n) => return drop_events(n, true),
+            Fault::LoseEvents(n) => return drop_events(n, false),
+            _ => {}
         }
         self.faults.send_modify(|faults| faults.set(fault));
     }
@@ -209,6 +238,7 @@ impl EngineState {
 pub struct Engine {
     state: Arc<EngineState>,
     listener: TcpListener,
+    event_ports: Option<events::Ports>,
 }
 
 fn check(config: &EngineConfig) -> Result<u32, EngineError> {
@@ -244,9 +274,12 @@ impl Engine {
             started,
             padding: config.page_padding,
         });
-        let mut faults = Faults::default();
-        for fault in &config.faults {
-            faults.set(*fault);
+        let (mut event_ports, mut publisher) = (None, None);
+        if let Some(events) = &config.events {
+            let ports = events::Ports::bind(events, address).await.map_err(|source| EngineError::Events { source })?;
+            let new = Publisher::new(events.clone(), &ports, config.block_size, address, &config.models[0]);
+            publisher = Some(Arc::new(new.map_err(|source| EngineError::Events { source })?));
+            event_ports = Some(ports);
         }
         let state = EngineState {
             name: config.name.clone().unwrap_or_else(|| format!("engine-{}", address.port())),
@@ -255,15 +288,19 @@ impl Engine {
             fingerprint: format!("vllm-0.32.0-{:08x}", xxh3_64_with_seed(b"fingerprint", config.seed) as u32),
             id_seed,
             started,
-            scheduler: Arc::new(Scheduler::new(limits(&config))),
-            faults: watch::Sender::new(faults),
+            scheduler: Arc::new(Scheduler::new(limits(&config), publisher.clone())),
+            publisher,
+            faults: watch::Sender::new(Faults::default()),
             page,
             records: Records::default(),
             in_flight: AtomicU64::new(0),
             ids: AtomicU64::new(0),
             config,
         };
-        Ok(Self { state: Arc::new(state), listener })
+        for fault in state.config.faults.clone() {
+            state.set_fault(fault);
+        }
+        Ok(Self { state: Arc::new(state), listener, event_ports })
     }
 
     /// The address it listens on.
@@ -278,7 +315,7 @@ impl Engine {
 
     /// Serves until `shutdown` resolves or this future is dropped; either cuts the open connections.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), EngineError> {
-        server::run(self.state, self.listener, shutdown).await
+        server::run(self.state, self.listener, self.event_ports, shutdown).await
     }
 }
 
