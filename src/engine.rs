@@ -175,6 +175,12 @@ impl EngineState {
         self.publisher.as_ref().and_then(|publisher| publisher.replay())
     }
 
+    /// Leading tokens of a prompt that are cached, in whole blocks: what KV events must add up to. `adapter` and `salt` are
+    /// empty for none.
+    pub fn cached_tokens(&self, prompt: &[u32], adapter: &str, salt: &str) -> usize {
+        self.scheduler.cached_tokens(prompt, adapter, salt)
+    }
+
     /// The last requests received, oldest first; `/metrics`, `/health` and the control paths are left out.
     pub fn requests(&self) -> Vec<Arc<RecordedRequest>> {
         self.records.all()
@@ -276,7 +282,9 @@ impl Engine {
         });
         let (mut event_ports, mut publisher) = (None, None);
         if let Some(events) = &config.events {
-            let ports = events::Ports::bind(events, address).await.map_err(|source| EngineError::Events { source })?;
+            let ports = events::Ports::bind(events, address)
+                .await
+                .map_err(|source| EngineError::Events { source })?;
             let new = Publisher::new(events.clone(), &ports, config.block_size, address, &config.models[0]);
             publisher = Some(Arc::new(new.map_err(|source| EngineError::Events { source })?));
             event_ports = Some(ports);

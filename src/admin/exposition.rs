@@ -195,7 +195,8 @@ fn events(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot, feed: &Event
     let help = "Blocks that engines announced as stored or removed, and times they emptied their cache";
     let mut family = Family::new(encoder, "kv_events", help, MetricType::Counter)?;
     for (endpoint, counts) in &followed {
-        for (kind, n) in [("stored", counts.stored), ("removed", counts.removed), ("cleared", counts.cleared)] {
+        for (kind, n) in [("stored", counts.stored), ("removed", counts.removed), ("cleared", counts.cleared)]
+        {
             family.counter([("endpoint", *endpoint), ("kind", kind)], n)?;
         }
     }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::clock::rfc3339;
 use crate::decision::Record;
 use crate::feed::kv_events::sequence::Note;
+use crate::feed::kv_events::wire::Shape;
 use crate::feed::kv_events::{GAP_OUTCOMES, Skip, Status};
 use crate::feed::scrape::ScrapeStatus;
 use crate::schedule::{CandidateRow, LegRecord};
@@ -116,7 +117,7 @@ pub fn events(status: &Status) -> Value {
         "state": status.state.name(),
         "since_s": status.since.as_secs_f64(),
         "sources": status.sources,
-        "shape": status.shape.map(|shape| shape.name()),
+        "shape": status.shape.map(Shape::name),
         "frames": counts.frames,
         "stored": counts.stored,
         "removed": counts.removed,

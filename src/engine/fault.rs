@@ -187,7 +187,8 @@ impl Faults {
     }
 
     pub(super) fn event_block_size(&self) -> Option<u32> {
-        self.iter().find_map(|fault| if let Fault::EventBlockSize(tokens) = fault { Some(tokens) } else { None })
+        self.iter()
+            .find_map(|fault| if let Fault::EventBlockSize(tokens) = fault { Some(tokens) } else { None })
     }
 
     pub(super) fn has_other_seed(&self) -> bool {

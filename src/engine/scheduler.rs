@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
+use super::cache::{chain, chain_start};
 use super::events::Publisher;
 use super::fault::{Fault, Faults};
 use super::metrics::Metrics;
@@ -150,6 +151,17 @@ impl Scheduler {
     /// Forgets all cached blocks without a holder.
     pub fn clear_cache(&self) {
         self.core.lock().clear_cache();
+    }
+
+    /// Leading tokens of a prompt that are cached.
+    pub fn cached_tokens(&self, prompt: &[u32], adapter: &str, salt: &str) -> usize {
+        let (size, mut scratch, mut parent) =
+            (self.limits.block_size as usize, Vec::new(), chain_start(adapter, salt));
+        let hashes = prompt.chunks_exact(size).map(|block| {
+            parent = chain(parent, block, &mut scratch);
+            parent
+        });
+        self.core.lock().cached_prefix(hashes) * size
     }
 
     /// Starts anew: running requests fail, nothing is cached, KV events start from 0.

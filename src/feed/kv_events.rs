@@ -85,13 +85,16 @@ impl EventFeed {
         }
         for endpoint in endpoints {
             let same = |followed: &Followed| {
-                followed.endpoint.event_ports == endpoint.event_ports && followed.endpoint.engine == endpoint.engine
+                followed.endpoint.event_ports == endpoint.event_ports
+                    && followed.endpoint.engine == endpoint.engine
             };
             if here.get(&endpoint.slot).is_some_and(same) {
                 continue;
             }
             let before = here.remove(&endpoint.slot).map(|followed| followed.shared);
-            before.iter().for_each(|shared| park(shared));
+            if let Some(shared) = &before {
+                park(shared);
+            }
             let shared = before.or_else(|| away.remove(&endpoint.slot)).unwrap_or_default();
             here.insert(endpoint.slot, self.start(endpoint, shared));
         }

@@ -114,7 +114,11 @@ fn stored(out: &mut Vec<u8>, block: &Stored, style: Style) {
     member(out, style, "block_size");
     done(encode::write_uint(out, u64::from(announced)));
     member(out, style, "lora_id");
-    if block.adapter.is_empty() { done(encode::write_nil(out)) } else { done(encode::write_uint(out, 1)) }
+    if block.adapter.is_empty() {
+        done(encode::write_nil(out));
+    } else {
+        done(encode::write_uint(out, 1));
+    }
     member(out, style, "medium");
     text(out, "GPU");
     member(out, style, "lora_name");

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::super::cache::{Block, BlockPool};
+use super::super::cache::{Block, BlockHash, BlockPool};
 use super::super::events::{Announcement, Stored};
 use super::super::metrics::Metrics;
 use super::super::tokenizer::generated;
@@ -66,6 +66,11 @@ impl Core {
     pub fn restart(&mut self) {
         self.fail_all();
         *self = Self::new(self.limits.clone());
+    }
+
+    /// Number of leading hashes that are cached.
+    pub fn cached_prefix(&self, hashes: impl Iterator<Item = BlockHash>) -> usize {
+        self.pool.cached_prefix(hashes)
     }
 
     /// What happened to the cache since the last call.

@@ -249,7 +249,12 @@ impl Follower {
         let before = self.core.hindrance;
         event(sequence, &mut apply::Applier { core: &mut self.core, memory, rank });
         if before.is_some() && self.core.hindrance.is_none() {
-            self.resume();
+            // A history that holds blocks of both sizes is not asked for again while it is read.
+            if self.ranks[rank].sequence.ask().is_none() {
+                self.resume();
+            } else {
+                self.ranks.iter_mut().for_each(|rank| rank.sequence.knows_part());
+            }
         }
         self.learn(rank);
         self.settle();

@@ -115,7 +115,9 @@ impl Holdings {
                     all.extend(blocks.iter().map(|block| (tier, block.name)));
                 }
                 if !pending.is_empty() {
-                    blocks.iter().for_each(|block| self.adopt(index, rank, tier, block.name));
+                    for block in blocks {
+                        self.adopt(index, rank, tier, block.name);
+                    }
                 }
             }
             (Err(_), Some(parent)) => match self.ranks[rank].pending.add(tier, parent, blocks) {

@@ -14,7 +14,7 @@ use crate::zmtp::{Error, Kind, Message, Socket};
 
 /// Time between two answers, and for all of them.
 const BETWEEN: Duration = Duration::from_secs(5);
-const ALTOGETHER: Duration = Duration::from_secs(60);
+const ALTOGETHER: Duration = Duration::from_mins(1);
 /// The number of the message after the last.
 const END: [u8; 8] = [0xff; 8];
 

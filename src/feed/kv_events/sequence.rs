@@ -194,6 +194,11 @@ impl Sequence {
         }
     }
 
+    /// Batches came that were not used: no more than a part is known.
+    pub fn knows_part(&mut self) {
+        self.known = Known::Part;
+    }
+
     /// What is known and may be wrong is given up; batches go on as they come.
     pub fn give_up(&mut self, sink: &mut impl Sink) {
         sink.clear();
@@ -367,9 +372,9 @@ impl Sequence {
                 if self.can_replay {
                     // What follows a batch of another engine closes no gap.
                     if self.unverified {
-                        self.resume(sink)
+                        self.resume(sink);
                     } else {
-                        self.want(sink, Why::Gap, next)
+                        self.want(sink, Why::Gap, next);
                     }
                     self.held_bytes += payload.len();
                     return self.held.push_front((seq, payload));

@@ -109,7 +109,8 @@ fn of_vllm(value: &Value) -> Option<Answer> {
     let (same_events, same_replay) = (same("endpoint"), same("replay_endpoint"));
     let ports = ranks.iter().enumerate().map(|(rank, (_, source))| {
         let events = port(source, "endpoint")?.checked_add(shift(same_events, rank))?;
-        let replay = port(source, "replay_endpoint").and_then(|port| port.checked_add(shift(same_replay, rank)));
+        let replay =
+            port(source, "replay_endpoint").and_then(|port| port.checked_add(shift(same_replay, rank)));
         Some(RankPorts { events: EventPort::Dial(events), replay })
     });
     ports.collect::<Option<Vec<_>>>().map(Answer::Ranks)
@@ -151,7 +152,7 @@ mod tests {
         assert_eq!(vllm(captured), Some(Answer::Ranks(vec![dial(5561, 5571)])));
         let two = br#"{"1":{"publisher":"zmq","endpoint":"tcp://*:5561"},"0":{"publisher":"zmq","endpoint":"tcp://*:5561"}}"#;
         assert_eq!(vllm(two), Some(Answer::Ranks(vec![dial(5561, None), dial(5562, None)])));
-        assert_eq!(vllm(br#"{}"#), Some(Answer::Nothing));
+        assert_eq!(vllm(b"{}"), Some(Answer::Nothing));
         assert_eq!(vllm(br#"{"0":{"publisher":"null","endpoint":"tcp://*:1"}}"#), Some(Answer::Nothing));
         let dials = br#"{"0":{"publisher":"zmq","endpoint":"tcp://10.0.0.9:5590"}}"#;
         assert_eq!(vllm(dials), Some(Answer::Dials));
@@ -160,7 +161,8 @@ mod tests {
 
     #[test]
     fn sglang_says_its_base_ports() {
-        let info = br#"{"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"dp_size":2,
+        let info =
+            br#"{"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"dp_size":2,
             "replay_endpoint_port_base":5600,"topic":"","block_size":64}}"#;
         assert_eq!(
             read(EngineKind::Sglang, info),

@@ -29,7 +29,7 @@ const STEADY: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_secs(30);
 /// Time until an engine is asked again where its events are: one that answers and has none, and one that did not answer.
-const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(2));
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(2));
 /// Bytes of its answer that are read. SGLang's holds its whole configuration.
 const MOST_ANSWER: usize = 1 << 20;
 
@@ -99,7 +99,10 @@ impl Worker {
         loop {
             let asked = self.ask(&client).await;
             if let Ok(answer) = &asked {
-                if *answer == Answer::Dials && last.as_ref() != Some(answer) && self.endpoint.event_ports.events.is_none() {
+                if *answer == Answer::Dials
+                    && last.as_ref() != Some(answer)
+                    && self.endpoint.event_ports.events.is_none()
+                {
                     info!(
                         endpoint = %self.endpoint.name,
                         address = &*self.endpoint.destination,
@@ -126,7 +129,8 @@ impl Worker {
     async fn ask(&self, client: &Client) -> Result<Answer, Failure> {
         let Some(page) = source::page_of(self.endpoint.engine) else { return Ok(Answer::Nothing) };
         let answer = client.get(page).await?;
-        let read = (answer.status == 200 && answer.whole).then(|| source::read(self.endpoint.engine, &answer.body));
+        let read =
+            (answer.status == 200 && answer.whole).then(|| source::read(self.endpoint.engine, &answer.body));
         match read.flatten() {
             Some(answer) => Ok(answer),
             // It knows no such page, or its answer says nothing: that is an answer, too.
@@ -233,14 +237,15 @@ impl Worker {
         let mut woken = self.shared.woken.subscribe();
         let mut replay: Option<Replay> = None;
         loop {
-            let Some((ask, takes_more)) = self.with(|follower| (follower.ask(rank), follower.takes_more(rank)))
+            let Some((ask, takes_more)) =
+                self.with(|follower| (follower.ask(rank), follower.takes_more(rank)))
             else {
                 return Error::Closed;
             };
             if replay.as_ref().map(|replay| replay.ask) != ask {
-                replay = ask.zip(ports.replay).map(|(ask, port)| {
-                    Replay::new(ask, self.at(port), Arc::clone(&self.replays))
-                });
+                replay = ask
+                    .zip(ports.replay)
+                    .map(|(ask, port)| Replay::new(ask, self.at(port), Arc::clone(&self.replays)));
             }
             let answered = async {
                 match &mut replay {
@@ -282,7 +287,9 @@ impl Worker {
     /// `[topic, number, payload]`
     fn came(&self, rank: usize, port: EventPort, message: &Message) {
         self.with(|follower| {
-            let [topic, number, payload] = &message[..] else { return follower.skipped(Skip::UnreadableFrame) };
+            let [topic, number, payload] = &message[..] else {
+                return follower.skipped(Skip::UnreadableFrame);
+            };
             let Ok(number) = <[u8; 8]>::try_from(&number[..]) else {
                 return follower.skipped(Skip::UnreadableFrame);
             };

@@ -92,7 +92,8 @@ metadata: {name: e, annotations: {pilotfish.dev/kv-replay: 'listen:1'}}
 spec: {address: '10.0.0.1:8000', kvEvents: 'tcp://10.9.9.9:5557'}
 ";
         let lowered = super::super::lower(&[("a.yaml", text.into())]);
-        let shown: Vec<String> = lowered.problems.iter().map(|p| format!("{}: {}", p.line, p.message)).collect();
+        let shown: Vec<String> =
+            lowered.problems.iter().map(|p| format!("{}: {}", p.line, p.message)).collect();
         assert_eq!(
             shown,
             [

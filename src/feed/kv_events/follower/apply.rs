@@ -132,11 +132,8 @@ impl Applier<'_> {
         }
         match core.hindrance {
             None => {}
-            // The size agrees again; what was missed meanwhile is asked for.
-            Some(Hindrance::BlockSize) => {
-                core.hindrance = None;
-                return core.counts.skip(Skip::BlockSize, 1);
-            }
+            // The size agrees again.
+            Some(Hindrance::BlockSize) => core.hindrance = None,
             Some(Hindrance::Full) => return core.counts.skip(Skip::IndexFull, 1),
         }
         core.unchecked += n;

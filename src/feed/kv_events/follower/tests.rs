@@ -55,6 +55,28 @@ fn blocks_of_another_size_than_the_metrics_say_are_ignored_until_they_agree() {
 }
 
 #[test]
+fn a_history_with_blocks_of_two_sizes_is_asked_for_once() {
+    let mut follower = followed(1, true);
+    follower.core.endpoint.signals.set(SignalKind::BlockSize, 16.0, Millis::now());
+    let batches: Vec<Bytes> = [32, 16]
+        .map(|size| batch_of(&[store_event(&[u64::from(size)], None, &tokens(u32::from(size)), size)]).into())
+        .into();
+    let mut asked = 0;
+    while let Some(ask) = follower.ask(0) {
+        asked += 1;
+        assert!(asked < 5);
+        for (seq, batch) in batches.iter().enumerate() {
+            follower.replayed(0, ask.id, seq as u64, batch);
+        }
+        follower.replay_ended(0, ask.id, true);
+    }
+    assert_eq!(
+        (follower.state(), depth(&follower, &tokens(16), 16, Namespace::default())),
+        (Events::Joining, 1)
+    );
+}
+
+#[test]
 fn a_cache_that_has_turned_over_is_known_again() {
     let mut follower = followed(1, false);
     follower.core.endpoint.signals.set(SignalKind::Blocks, 8.0, Millis::now());

@@ -339,25 +339,37 @@ fn run(seed: u64, can_replay: bool) {
             assert_eq!(taken.items, engine.after[seq as usize], "seed {seed}, step {step}");
         }
     }
+    settle(seed, &mut rng, &mut sequence, &mut taken, &mut engine, connected);
+}
+
+/// Everything on the way arrives, and every question is answered.
+fn settle(
+    seed: u64,
+    rng: &mut SmallRng,
+    sequence: &mut Sequence,
+    taken: &mut Taken,
+    engine: &mut Engine,
+    connected: bool,
+) {
     while let Some((seq, batch)) = engine.wire.pop_front() {
-        sequence.live(&mut taken, seq, batch);
+        sequence.live(taken, seq, batch);
     }
-    answer_all(&mut sequence, &mut taken, &engine);
-    sequence.retry(&mut taken);
-    answer_all(&mut sequence, &mut taken, &engine);
+    answer_all(sequence, taken, engine);
+    sequence.retry(taken);
+    answer_all(sequence, taken, engine);
     // One more batch shows what the last ones were.
     if connected {
-        engine.publish(&mut rng, true);
+        engine.publish(rng, true);
         let (seq, batch) = engine.wire.pop_front().unwrap();
-        sequence.live(&mut taken, seq, batch);
-        answer_all(&mut sequence, &mut taken, &engine);
+        sequence.live(taken, seq, batch);
+        answer_all(sequence, taken, engine);
         if sequence.known() != Known::Doubtful {
             assert!(taken.items.is_subset(&engine.items), "seed {seed}: more than the truth");
         }
         if sequence.is_following() {
             assert_eq!(taken.items, engine.items, "seed {seed}");
         }
-        if can_replay {
+        if sequence.can_replay {
             let whole = engine.after.len() <= engine.buffer;
             assert!(
                 !whole || sequence.is_following(),

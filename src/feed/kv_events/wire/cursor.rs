@@ -193,9 +193,10 @@ impl<'a> Cursor<'a> {
                     self.rest = rest;
                     u32::from(u16::from_be_bytes([*high, *low]))
                 }
-                [0xce, a, b, c, d, rest @ ..] => {
+                [0xce, rest @ ..] => {
+                    let (token, rest) = rest.split_first_chunk().ok_or(Bad)?;
                     self.rest = rest;
-                    u32::from_be_bytes([*a, *b, *c, *d])
+                    u32::from_be_bytes(*token)
                 }
                 _ => self.token()?,
             };

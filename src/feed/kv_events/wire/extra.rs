@@ -44,12 +44,9 @@ impl<'a> ExtraKeys<'a> {
         *left = fewer;
         let mut extra = Extra::default();
         // The list was skipped once as a whole: it cannot end within a value.
-        let entries = match cursor.array_if() {
-            Ok(Some(entries)) => entries,
-            _ => {
-                let _ = cursor.skip();
-                return extra;
-            }
+        let Ok(Some(entries)) = cursor.array_if() else {
+            let _ = cursor.skip();
+            return extra;
         };
         let mut adapter = adapter;
         for _ in 0..entries {

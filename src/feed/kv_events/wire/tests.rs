@@ -39,14 +39,18 @@ pub(crate) fn store_event(hashes: &[u64], parent: Option<u64>, tokens: &[u32], s
         None => event.push(0xc0),
     }
     rmp::encode::write_array_len(&mut event, tokens.len() as u32).unwrap();
-    tokens.iter().for_each(|token| drop(rmp::encode::write_uint(&mut event, u64::from(*token))));
+    for token in tokens {
+        rmp::encode::write_uint(&mut event, u64::from(*token)).unwrap();
+    }
     event.push(size);
     event
 }
 
 fn hashes_into(hashes: &[u64], event: &mut Vec<u8>) {
     rmp::encode::write_array_len(event, hashes.len() as u32).unwrap();
-    hashes.iter().for_each(|hash| drop(rmp::encode::write_u64(event, *hash)));
+    for hash in hashes {
+        rmp::encode::write_u64(event, *hash).unwrap();
+    }
 }
 
 /// `BlockRemoved` as an array.
