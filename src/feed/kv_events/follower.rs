@@ -49,6 +49,8 @@ pub struct Follower {
     core: Core,
     ranks: Vec<Rank>,
     asleep: bool,
+    /// Whether a socket was dialled; until then there is no state to speak of.
+    dialled: bool,
     state: Events,
     since: Instant,
 }
@@ -104,7 +106,7 @@ impl Follower {
         index.events.clear(holder);
         let rank =
             || Rank { sequence: Sequence::new(can_replay), memory: Memory::default(), topic: Bytes::new() };
-        let mut follower = Self {
+        Self {
             core: Core {
                 endpoint,
                 index,
@@ -120,11 +122,16 @@ impl Follower {
             },
             ranks: (0..ranks.max(1)).map(|_| rank()).collect(),
             asleep: false,
+            dialled: false,
             state: Events::None,
             since: Instant::now(),
-        };
-        follower.settle();
-        follower
+        }
+    }
+
+    /// Counts on from where another follower of the same endpoint stopped.
+    pub fn counting_from(mut self, counts: Counts) -> Self {
+        self.core.counts = counts;
+        self
     }
 
     /// The replay that `rank` wants.
@@ -139,18 +146,21 @@ impl Follower {
 
     /// The live socket of `rank` is connected.
     pub fn connected(&mut self, rank: usize) {
+        self.dialled = true;
         self.drive(rank, |sequence, sink| sequence.connected(sink));
     }
 
     /// The live socket of `rank` is not, or no longer.
     pub fn disconnected(&mut self, rank: usize) {
+        self.dialled = true;
         self.drive(rank, |sequence, _| sequence.disconnected());
     }
 
     /// A frame came on the live socket of `rank`.
     pub fn live(&mut self, rank: usize, topic: &Bytes, seq: u64, payload: Bytes) {
         if self.ranks[rank].topic != topic {
-            self.ranks[rank].topic = topic.clone();
+            // A slice would keep alive everything that was read with it.
+            self.ranks[rank].topic = Bytes::copy_from_slice(topic);
             let of_another = names_another(topic, &self.core.endpoint);
             self.core.counts.topic_mismatches += u64::from(of_another);
         }
@@ -237,11 +247,9 @@ impl Follower {
 
     /// Nobody follows this engine any more: what is known ages from now on.
     pub fn stop(&mut self) {
-        for rank in 0..self.ranks.len() {
-            self.drive(rank, |sequence, _| sequence.disconnected());
-        }
-        self.core.endpoint.cache.set_events(Events::None);
-        self.state = Events::None;
+        self.ranks.iter_mut().for_each(|rank| rank.sequence.disconnected());
+        self.dialled = false;
+        self.settle();
     }
 
     fn drive(&mut self, rank: usize, event: impl FnOnce(&mut Sequence, &mut apply::Applier<'_>)) {
@@ -290,7 +298,9 @@ impl Follower {
 
     fn judge(&self) -> Events {
         let sequences = || self.ranks.iter().map(|rank| &rank.sequence);
-        if self.asleep {
+        if !self.dialled {
+            Events::None
+        } else if self.asleep {
             Events::Asleep
         } else if !sequences().all(Sequence::is_connected) {
             Events::Unreachable

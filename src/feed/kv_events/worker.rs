@@ -59,6 +59,14 @@ impl Default for Shared {
     }
 }
 
+/// What was found out about an engine's sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Found {
+    NotYet,
+    Nothing,
+    Ports(Vec<RankPorts>),
+}
+
 /// Everything a task needs.
 pub struct Worker {
     /// The endpoint.
@@ -74,26 +82,28 @@ pub struct Worker {
 impl Worker {
     /// Works until it is dropped.
     pub async fn run(self) {
-        let (found, mut ports) = watch::channel(None);
+        let (found, mut now) = watch::channel(Found::NotYet);
         tokio::join!(self.find(found), async {
             loop {
-                let now = ports.borrow_and_update().clone();
-                let done = async {
-                    match now {
-                        Some(now) => self.follow(now).await,
-                        None => std::future::pending().await,
+                let found = now.borrow_and_update().clone();
+                let followed = async {
+                    match found {
+                        Found::NotYet => {}
+                        Found::Nothing => self.let_go(),
+                        Found::Ports(ports) => self.follow(ports).await,
                     }
+                    std::future::pending().await
                 };
                 tokio::select! {
-                    () = done => {}
-                    changed = ports.changed() => if changed.is_err() { return },
+                    () = followed => {}
+                    changed = now.changed() => if changed.is_err() { return },
                 }
             }
         });
     }
 
     /// Finds the sockets, and finds them again when the engine started anew.
-    async fn find(&self, found: watch::Sender<Option<Vec<RankPorts>>>) {
+    async fn find(&self, found: watch::Sender<Found>) {
         let client = Client::new(&self.endpoint.destination, Duration::from_secs(1), MOST_ANSWER);
         let mut last = None;
         loop {
@@ -112,12 +122,12 @@ impl Worker {
                 }
                 last = Some(answer.clone());
             }
-            let ports = source::combine(&self.endpoint, last.as_ref());
-            found.send_if_modified(|known| {
-                let news = *known != ports;
-                known.clone_from(&ports);
-                news
-            });
+            let now = match source::combine(&self.endpoint, last.as_ref()) {
+                Some(ports) => Found::Ports(ports),
+                None if last.is_some() => Found::Nothing,
+                None => Found::NotYet,
+            };
+            found.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
             let pause = if asked.is_ok() { ASK_AGAIN.0 } else { ASK_AGAIN.1 };
             tokio::select! {
                 () = sleep(jittered(pause)) => {}
@@ -145,12 +155,23 @@ impl Worker {
             if following.as_ref().is_none_or(|following| following.ports != ports) {
                 let can_replay = ports.iter().all(|ports| ports.replay.is_some());
                 let (endpoint, index) = (Arc::clone(&self.endpoint), Arc::clone(&self.index));
-                let follower = Follower::new(endpoint, index, ports.len(), can_replay);
+                let mut follower = Follower::new(endpoint, index, ports.len(), can_replay);
+                if let Some(before) = &*following {
+                    follower = follower.counting_from(*before.follower.counts());
+                }
                 *following = Some(Following { ports: ports.clone(), follower });
             }
         }
         let ranks = join_all(ports.iter().enumerate().map(|(rank, ports)| self.follow_rank(rank, *ports)));
         tokio::join!(ranks, self.look());
+    }
+
+    /// The engine has no events any more.
+    fn let_go(&self) {
+        if let Some(Following { mut follower, .. }) = self.shared.following.lock().take() {
+            follower.stop();
+            self.index.events.clear(self.endpoint.holder());
+        }
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Follower) -> R) -> Option<R> {
