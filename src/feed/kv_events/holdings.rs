@@ -15,6 +15,8 @@ use crate::state::endpoint::Holder;
 pub struct Holdings {
     holder: Holder,
     ranks: Vec<Rank>,
+    /// Removed and still in the index: vLLM removes blocks one event each, and the index takes many at once far quicker.
+    gone: [Vec<u64>; Tier::ALL.len()],
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +41,7 @@ impl Holdings {
     /// Nothing, of an engine with so many ranks.
     pub fn new(holder: Holder, ranks: usize) -> Self {
         let rank = || Rank { all: (ranks > 1).then(AHashSet::new), ..Rank::default() };
-        Self { holder, ranks: (0..ranks.max(1)).map(|_| rank()).collect() }
+        Self { holder, ranks: (0..ranks.max(1)).map(|_| rank()).collect(), gone: Default::default() }
     }
 
     /// Data-parallel ranks.
@@ -78,6 +80,7 @@ impl Holdings {
         parent: Option<u64>,
         blocks: &[Block],
     ) -> Outcome {
+        self.flush(index);
         let mut outcome = Outcome::default();
         if parent.is_none() && blocks.iter().all(|block| self.holds(index, rank, tier, block.name)) {
             return outcome;
@@ -165,7 +168,19 @@ impl Holdings {
         others.filter_map(|(_, rank)| rank.all.as_ref()).any(|all| all.contains(&(tier, name)))
     }
 
-    /// One copy is gone. False if `rank` never announced it.
+    /// Takes what was removed out of the index.
+    pub fn flush(&mut self, index: &EventIndex) {
+        for tier in Tier::ALL {
+            let gone = &mut self.gone[tier as usize];
+            if !gone.is_empty() {
+                index.tier(tier).remove(self.holder, gone);
+                gone.clear();
+            }
+        }
+    }
+
+    /// One copy is gone. False if `rank` never announced it. The index follows with the next [`flush`](Self::flush) or
+    /// store.
     pub fn remove(&mut self, index: &EventIndex, rank: usize, tier: Tier, name: u64) -> bool {
         let key = (tier, name);
         let Rank { more, pending, .. } = &mut self.ranks[rank];
@@ -188,13 +203,14 @@ impl Holdings {
             all.remove(&key);
         }
         if !self.held_elsewhere(rank, tier, name) {
-            index.tier(tier).remove(self.holder, &[name]);
+            self.gone[tier as usize].push(name);
         }
         true
     }
 
     /// `rank` holds nothing. How many blocks waited in vain.
     pub fn clear(&mut self, index: &EventIndex, rank: usize) -> usize {
+        self.flush(index);
         let Rank { more, all, pending } = &mut self.ranks[rank];
         more.clear();
         let dropped = pending.clear();

@@ -92,7 +92,7 @@ impl Worker {
                         Found::Nothing => self.let_go(),
                         Found::Ports(ports) => self.follow(ports).await,
                     }
-                    std::future::pending().await
+                    std::future::pending::<()>().await;
                 };
                 tokio::select! {
                     () = followed => {}

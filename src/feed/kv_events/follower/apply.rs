@@ -69,6 +69,7 @@ impl Sink for Applier<'_> {
         });
         let Self { core, memory, .. } = self;
         core.decoder = decoder;
+        core.holdings.flush(&core.index.events);
         core.counts.frames += 1;
         match head {
             Ok(head) => {

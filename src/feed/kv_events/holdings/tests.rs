@@ -19,6 +19,13 @@ fn blocks(path: &[u64], from: usize) -> Vec<Block> {
     (from..path.len()).map(|at| Block { name: name(&path[..=at]), content: path[at] }).collect()
 }
 
+/// Removes at once.
+fn removed(holdings: &mut Holdings, index: &EventIndex, rank: usize, tier: Tier, name: u64) -> bool {
+    let known = holdings.remove(index, rank, tier, name);
+    holdings.flush(index);
+    known
+}
+
 fn depth(index: &EventIndex, tier: Tier, path: &[u64]) -> u32 {
     let mut sink = DepthSink::default();
     sink.begin();
@@ -128,7 +135,7 @@ fn remove(
     if known == Some(0) {
         model.copies.remove(&key);
     }
-    assert_eq!(holdings.remove(index, rank, tier, name(path)), known.is_some());
+    assert_eq!(removed(holdings, index, rank, tier, name(path)), known.is_some());
 }
 
 #[test]
@@ -165,7 +172,7 @@ fn blocks_that_came_before_their_parents_find_their_place() {
                 continue;
             }
             assert_eq!(
-                holdings.remove(&index, 0, Tier::Gpu, name(&path[..=at])),
+                removed(&mut holdings, &index, 0, Tier::Gpu, name(&path[..=at])),
                 copies[at] > 0,
                 "seed {seed}"
             );
@@ -187,10 +194,10 @@ fn a_block_announced_four_times_stays_until_its_fourth_removal() {
         holdings.store(&index, 0, Tier::Gpu, Some(name(&path[..1])), &blocks(&path, 1));
     }
     for left in [2, 2, 2, 1] {
-        assert!(holdings.remove(&index, 0, Tier::Gpu, name(&path)));
+        assert!(removed(&mut holdings, &index, 0, Tier::Gpu, name(&path)));
         assert_eq!(depth(&index, Tier::Gpu, &path), left);
     }
-    assert!(!holdings.remove(&index, 0, Tier::Gpu, name(&path)));
+    assert!(!removed(&mut holdings, &index, 0, Tier::Gpu, name(&path)));
     assert!(holdings.ranks[0].more.is_empty());
 }
 
@@ -201,8 +208,21 @@ fn a_chain_that_is_reported_again_from_its_start_has_no_more_copies_than_before(
     for _ in 0..5 {
         holdings.store(&index, 0, Tier::Gpu, None, &blocks(&path, 0));
     }
-    holdings.remove(&index, 0, Tier::Gpu, name(&path[..2]));
+    removed(&mut holdings, &index, 0, Tier::Gpu, name(&path[..2]));
     assert_eq!(depth(&index, Tier::Gpu, &path), 1);
+}
+
+#[test]
+fn what_is_removed_and_stored_in_one_batch_is_there() {
+    let (index, mut holdings) = (EventIndex::new(1 << 20), Holdings::new(HOLDER, 1));
+    let path = [5, 6, 7];
+    holdings.store(&index, 0, Tier::Gpu, None, &blocks(&path, 0));
+    for depth in 1..=3 {
+        assert!(holdings.remove(&index, 0, Tier::Gpu, name(&path[..depth])));
+    }
+    holdings.store(&index, 0, Tier::Gpu, None, &blocks(&path[..2], 0));
+    holdings.flush(&index);
+    assert_eq!((depth(&index, Tier::Gpu, &path), index.blocks_of(HOLDER)), (2, 2));
 }
 
 #[test]
