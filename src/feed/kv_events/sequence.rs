@@ -6,10 +6,14 @@
 //! What is known is [`Known::All`] only where it can be proven: from batch 0 on, from an `AllBlocksCleared` on, or from a
 //! history that the engine says is empty. A batch that is missing for good ends it.
 
+mod note;
+
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
+
+pub use note::Note;
 
 /// Live batches held while a replay runs, and their bytes together; beyond, the socket is not read and the engine's queue
 /// fills.
@@ -33,41 +37,6 @@ pub trait Sink {
     fn clear(&mut self);
     /// Counts something worth knowing.
     fn note(&mut self, note: Note);
-}
-
-/// Something worth knowing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Note {
-    /// A batch that was applied already.
-    Duplicate,
-    /// Batches are missing.
-    Gap,
-    /// They came by replay.
-    Repaired,
-    /// The engine has them no longer: all was forgotten.
-    Lost,
-    /// The replay failed: all was forgotten.
-    ReplayFailed,
-    /// There is no replay socket: what is known is kept and not trusted.
-    NoReplay,
-    /// A replay is wanted.
-    Replay,
-    /// The engine started anew: all was forgotten.
-    Restarted,
-}
-
-impl Note {
-    /// Every note, in the order of their counters.
-    pub const ALL: [Note; 8] = [
-        Note::Duplicate,
-        Note::Gap,
-        Note::Repaired,
-        Note::Lost,
-        Note::ReplayFailed,
-        Note::NoReplay,
-        Note::Replay,
-        Note::Restarted,
-    ];
 }
 
 /// How much of what the engine holds is known.
