@@ -9,7 +9,7 @@ use pilotfish::feed::scrape::observer::{Observer, Page};
 use pilotfish::feed::scrape::reading::Samples;
 use pilotfish::feed::scrape::table::NAMES;
 use pilotfish::state::ObjectName;
-use pilotfish::state::endpoint::{Endpoint, EndpointSpec, EngineKind};
+use pilotfish::state::endpoint::{Endpoint, EndpointSpec, EngineKind, EventPorts};
 use tokio::time::Instant;
 
 fn main() {
@@ -42,6 +42,7 @@ fn observe(bencher: Bencher<'_, '_>, filtered: bool) {
         weight: 1.0,
         labels: std::collections::BTreeMap::new(),
         engine: EngineKind::Vllm,
+        event_ports: EventPorts::default(),
         drain: false,
     });
     let mut observer = Observer::new(&endpoint, Combine::Max);

@@ -23,6 +23,7 @@ use serde_json::json;
 use crate::decision::Ring;
 use crate::document::Problem;
 use crate::extproc::Shared;
+use crate::feed::kv_events::EventFeed;
 use crate::feed::scrape::Scraper;
 use crate::resources::lower::Dumped;
 
@@ -37,6 +38,8 @@ pub struct Admin {
     pub registry: Registry,
     /// What scrapes found out about endpoints.
     pub scraper: Scraper,
+    /// What engines announce of their KV caches.
+    pub events: EventFeed,
     /// Whether new requests are wanted.
     pub ready: AtomicBool,
     /// Resources as written, and what is wrong with them and with the scheduler configuration.

@@ -19,7 +19,9 @@ use crate::args::{DebugAccess, ServeArgs};
 use crate::decide::{Decider, Settings};
 use crate::decision::Ring;
 use crate::extproc::{Budget, Shared};
+use crate::feed::kv_events::EventFeed;
 use crate::feed::render::{RenderConfig, Renderer};
+use crate::index::TokenIndexes;
 use crate::metrics::Metrics;
 use crate::schedule::Scheduler;
 use crate::schedule::plugin::Kind;
@@ -75,8 +77,10 @@ impl App {
         feeds::report("the scheduler configuration", &config_problems);
         let renderer = Renderer::new(RenderConfig::default());
         let tokenizing = Arc::new(feeds::tokenizing(&args, &renderer, tokenizers)?);
-        let scheduler = Arc::new(Scheduler::new(pipeline, Arc::default(), args.staleness));
-        let scraper = feeds::scraper(&args, &scheduler);
+        let tokens = Arc::new(TokenIndexes::default());
+        let scheduler = Arc::new(Scheduler::new(pipeline, Arc::clone(&tokens), args.staleness));
+        let events = EventFeed::new(tokens);
+        let scraper = feeds::scraper(&args, &scheduler, &events);
         let ledger = Arc::new(Ledger::new(
             Arc::clone(&metrics),
             Arc::clone(&ring),
@@ -107,9 +111,11 @@ impl App {
                 scheduler: Arc::clone(&scheduler),
                 tokenizing,
                 renderer,
+                events: events.clone(),
                 staleness: args.staleness,
             }),
-            scraper: scraper.clone(),
+            scraper,
+            events,
             shared: Arc::clone(&shared),
             ring,
             ready: AtomicBool::new(false),
@@ -117,7 +123,7 @@ impl App {
             debug_for_all: args.debug_access == DebugAccess::Any,
         });
 
-        feeds::start(&args, extra_plugins, &admin, scraper, &stop, &tasks)?;
+        feeds::start(&args, extra_plugins, &admin, &stop, &tasks)?;
         tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
         let closing = CancellationToken::new();
         let trust = Trust::new(args.trusted_clients.clone());

@@ -94,7 +94,13 @@ fn serve(args: ServeArgs, extra_plugins: &'static [&'static Kind]) -> ExitCode {
 fn engine(args: EngineArgs) -> Result<()> {
     runtime()?.block_on(async {
         let engine = Engine::bind(EngineConfig::from(args)).await?;
-        say(&json!({"listening": {"engine": engine.address()}}))?;
+        let state = engine.state();
+        let mut listening = json!({"engine": engine.address()});
+        let others = [("kv_events", state.events_address()), ("replay", state.replay_address())];
+        for (name, address) in others.into_iter().filter_map(|(name, address)| Some((name, address?))) {
+            listening[name] = json!(address);
+        }
+        say(&json!({"listening": listening}))?;
         engine.run(async { drop(terminated().await) }).await?;
         Ok(())
     })

@@ -16,6 +16,7 @@ mod cache;
 mod chat;
 mod completions;
 mod error;
+pub mod events;
 mod fault;
 mod generate;
 mod generation;
@@ -32,10 +33,12 @@ mod sse;
 pub mod tokenizer;
 mod vocabulary;
 
+pub use events::{EventConfig, EventHashes, EventShape};
 pub use fault::{Fault, Faults, UnknownFault};
 pub use record::RecordedRequest;
 pub use scheduler::Timing;
 
+use events::Publisher;
 use metrics::Metrics;
 use page::{Page, PageConfig};
 use record::Records;
@@ -82,6 +85,8 @@ pub struct EngineConfig {
     pub page_padding: usize,
     /// Whether `/metrics` answers whole whatever `?name[]=` asks for, as servers that do not know the query do.
     pub whole_pages: bool,
+    /// How KV events are published; absent, none are.
+    pub events: Option<EventConfig>,
     /// How many received requests are kept for inspection.
     pub recorded: usize,
     /// A `tokenizer.json`, or a folder with one and its chat template; four bytes are a token when absent.
@@ -110,6 +115,7 @@ impl Default for EngineConfig {
             faults: Vec::new(),
             page_padding: 0,
             whole_pages: false,
+            events: None,
             recorded: 256,
             tokenizer: None,
             scale_out: false,
@@ -126,6 +132,12 @@ pub enum EngineError {
     /// The tokenizer cannot be used.
     #[error("--tokenizer: {0}")]
     Tokenizer(String),
+    /// A port of the KV events could not be opened.
+    #[error("cannot open the ports of the KV events: {source}; choose others, or 0 for free ones")]
+    Events {
+        /// The error of the system.
+        source: std::io::Error,
+    },
     /// The port could not be opened.
     #[error("cannot listen on {address}: {source}; choose another port, or 0 for a free one")]
     Listen {
@@ -146,6 +158,7 @@ pub struct EngineState {
     id_seed: u64,
     started: f64,
     scheduler: Arc<Scheduler>,
+    publisher: Option<Arc<Publisher>>,
     faults: watch::Sender<Faults>,
     page: Page,
     vocabulary: Vocabulary,
@@ -163,6 +176,22 @@ impl EngineState {
     /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where KV events are published.
+    pub fn events_address(&self) -> Option<SocketAddr> {
+        self.publisher.as_ref().map(|publisher| publisher.events())
+    }
+
+    /// Where KV events are replayed.
+    pub fn replay_address(&self) -> Option<SocketAddr> {
+        self.publisher.as_ref().and_then(|publisher| publisher.replay())
+    }
+
+    /// Leading tokens of a prompt that are cached, in whole blocks: what KV events must add up to. `adapter` and `salt` are
+    /// empty for none.
+    pub fn cached_tokens(&self, prompt: &[u32], adapter: &str, salt: &str) -> usize {
+        self.scheduler.cached_tokens(prompt, adapter, salt)
     }
 
     /// The last requests received, oldest first; `/metrics`, `/health` and the control paths are left out.
@@ -201,8 +230,14 @@ impl EngineState {
 
     /// Begins a fault, replacing one of the same kind.
     pub fn set_fault(&self, fault: Fault) {
-        if matches!(fault, Fault::Sleep(_)) {
-            self.scheduler.clear_cache();
+        let drop_events = |n, kept| self.publisher.iter().for_each(|publisher| publisher.drop_next(n, kept));
+        match fault {
+            Fault::Sleep(_) => self.scheduler.clear_cache(),
+            // These happen and are over.
+            Fault::Restart => return self.scheduler.restart(),
+            Fault::DropEvents(n) => return drop_events(n, true),
+            Fault::LoseEvents(n) => return drop_events(n, false),
+            _ => {}
         }
         self.faults.send_modify(|faults| faults.set(fault));
     }
@@ -222,6 +257,7 @@ impl EngineState {
 pub struct Engine {
     state: Arc<EngineState>,
     listener: TcpListener,
+    event_ports: Option<events::Ports>,
 }
 
 fn check(config: &EngineConfig) -> Result<u32, EngineError> {
@@ -258,9 +294,14 @@ impl Engine {
             started,
             padding: config.page_padding,
         });
-        let mut faults = Faults::default();
-        for fault in &config.faults {
-            faults.set(*fault);
+        let (mut event_ports, mut publisher) = (None, None);
+        if let Some(events) = &config.events {
+            let ports = events::Ports::bind(events, address)
+                .await
+                .map_err(|source| EngineError::Events { source })?;
+            let new = Publisher::new(events.clone(), &ports, config.block_size, address, &config.models[0]);
+            publisher = Some(Arc::new(new.map_err(|source| EngineError::Events { source })?));
+            event_ports = Some(ports);
         }
         let state = EngineState {
             name: config.name.clone().unwrap_or_else(|| format!("engine-{}", address.port())),
@@ -269,8 +310,9 @@ impl Engine {
             fingerprint: format!("vllm-0.32.0-{:08x}", xxh3_64_with_seed(b"fingerprint", config.seed) as u32),
             id_seed,
             started,
-            scheduler: Arc::new(Scheduler::new(limits(&config))),
-            faults: watch::Sender::new(faults),
+            scheduler: Arc::new(Scheduler::new(limits(&config), publisher.clone())),
+            publisher,
+            faults: watch::Sender::new(Faults::default()),
             page,
             vocabulary,
             records: Records::default(),
@@ -278,7 +320,10 @@ impl Engine {
             ids: AtomicU64::new(0),
             config,
         };
-        Ok(Self { state: Arc::new(state), listener })
+        for fault in state.config.faults.clone() {
+            state.set_fault(fault);
+        }
+        Ok(Self { state: Arc::new(state), listener, event_ports })
     }
 
     /// The address it listens on.
@@ -293,7 +338,7 @@ impl Engine {
 
     /// Serves until `shutdown` resolves or this future is dropped; either cuts the open connections.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), EngineError> {
-        server::run(self.state, self.listener, shutdown).await
+        server::run(self.state, self.listener, self.event_ports, shutdown).await
     }
 }
 

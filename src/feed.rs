@@ -2,5 +2,6 @@
 
 pub mod client;
 pub mod file;
+pub mod kv_events;
 pub mod render;
 pub mod scrape;

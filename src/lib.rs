@@ -51,3 +51,4 @@ pub mod telemetry;
 pub mod topology;
 pub mod trust;
 pub mod usage;
+pub mod zmtp;

@@ -122,17 +122,20 @@ pub enum Degraded {
     CacheTruth,
     /// A tokenizer that is configured cannot be used.
     Tokenizer,
+    /// An engine publishes KV events, and what it holds is not known by them.
+    KvEvents,
 }
 
 impl Degraded {
     /// Every source.
-    pub const ALL: [Degraded; 6] = [
+    pub const ALL: [Degraded; 7] = [
         Degraded::Resources,
         Degraded::Config,
         Degraded::StreamEnd,
         Degraded::Usage,
         Degraded::CacheTruth,
         Degraded::Tokenizer,
+        Degraded::KvEvents,
     ];
 
     /// The label value.
@@ -144,6 +147,7 @@ impl Degraded {
             Degraded::Usage => "usage",
             Degraded::CacheTruth => "cache_truth",
             Degraded::Tokenizer => "tokenizer",
+            Degraded::KvEvents => "kv_events",
         }
     }
 }

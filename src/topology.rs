@@ -168,6 +168,7 @@ mod tests {
             weight: 1.0,
             labels: BTreeMap::from([("app".to_owned(), app.to_owned())]),
             engine: EngineKind::Vllm,
+            event_ports: crate::state::endpoint::EventPorts::default(),
             drain: false,
         }
     }

@@ -10,7 +10,7 @@ const PURE: [&str; 13] = [
 ];
 const FOREIGN: [&str; 9] =
     ["tonic", "hyper", "kube", "redis", "axum", "envoy_types", "hyper_util", "prost", "anyhow"];
-const ABOVE: [&str; 8] = ["extproc", "admin", "app", "args", "feed", "settle", "decide", "command"];
+const ABOVE: [&str; 9] = ["extproc", "admin", "app", "args", "feed", "settle", "decide", "command", "zmtp"];
 
 fn sources(path: &Path, into: &mut Vec<PathBuf>) {
     if path.is_dir() {

@@ -16,6 +16,8 @@ mod kit {
     pub mod extproc;
     /// A client of Envoy.
     pub mod http;
+    /// An engine's KV events without an engine or sockets.
+    pub mod kv_events;
     /// Captured warnings.
     pub mod logs;
     /// A picker with its resources, flags, pages and metrics.
@@ -31,6 +33,7 @@ mod kit {
 /// One test for every case of `tests/data/cases`.
 mod cases {
     mod encodings;
+    mod kv_events;
     mod lifecycle;
     mod load;
     mod metrics;
@@ -39,6 +42,12 @@ mod cases {
     mod protocol;
     mod routing;
     mod scheduling;
+}
+
+/// What engines publish, over real sockets.
+mod feeds {
+    mod kv_events;
+    mod zmtp;
 }
 
 /// Whole set-ups: clients, a real Envoy with the shipped configurations, the picker, simulated engines.

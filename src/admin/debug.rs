@@ -64,11 +64,11 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
                 "weight": endpoint.weight,
                 "engine": endpoint.engine.name(),
                 "scrape": admin.scraper.status(endpoint.slot).map(|status| view::scrape(&status)),
+                "events": admin.events.status(endpoint.slot).map(|status| view::events(&status)),
                 "models": adapters.as_ref().map(|adapters| adapters.served.clone()),
                 "signals": view::signals(endpoint, now),
                 "reserved": view::booked(&endpoint.booked),
                 "rung": scheduler.best_rung(endpoint).name(),
-                "events": endpoint.cache.events().name(),
                 "truth": view::truth(endpoint),
                 "index_blocks": index,
                 "token_blocks": {

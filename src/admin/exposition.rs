@@ -16,6 +16,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::decide::Tokenizing;
+use crate::feed::kv_events::{EventFeed, GAP_OUTCOMES, Skip};
 use crate::feed::render::Renderer;
 use crate::feed::scrape::Scraper;
 use crate::metrics::{Degraded, Metrics, Stage};
@@ -47,6 +48,8 @@ pub struct Sources {
     pub tokenizing: Arc<Tokenizing>,
     /// Tokenizing elsewhere.
     pub renderer: Renderer,
+    /// KV events of engines.
+    pub events: EventFeed,
     /// Age from which a signal is unknown.
     pub staleness: Duration,
 }
@@ -65,6 +68,8 @@ impl Collector for Sources {
         timings(&mut encoder, &self.metrics, &snapshot)?;
         endpoints(&mut encoder, &snapshot, self.staleness)?;
         missing(&mut encoder, &snapshot, &self.scraper)?;
+        events(&mut encoder, &snapshot, &self.events)?;
+        self.metrics.set_degraded(Degraded::KvEvents, self.events.is_degraded());
         bookings(&mut encoder, &snapshot)?;
         tokens(&mut encoder, &self.metrics, &snapshot)?;
         caches::caches(&mut encoder, &self.metrics, &snapshot, &self.scheduler)?;
@@ -189,6 +194,36 @@ fn missing(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot, scraper: &S
         let Some(status) = scraper.status(endpoint.slot) else { continue };
         for metric in status.missing {
             family.gauge([("endpoint", &*endpoint.destination), ("metric", metric)], 1.0)?;
+        }
+    }
+    Ok(())
+}
+
+/// KV events of endpoints that have a source of them.
+fn events(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot, feed: &EventFeed) -> fmt::Result {
+    let followed: Vec<_> = snapshot
+        .endpoints
+        .iter()
+        .filter_map(|endpoint| Some((&*endpoint.destination, feed.status(endpoint.slot)?.counts)))
+        .collect();
+    let help = "Blocks that engines announced as stored or removed, and times they emptied their cache";
+    let mut family = Family::new(encoder, "kv_events", help, MetricType::Counter)?;
+    for (endpoint, counts) in &followed {
+        for (kind, n) in [("stored", counts.stored), ("removed", counts.removed), ("cleared", counts.cleared)]
+        {
+            family.counter([("endpoint", *endpoint), ("kind", kind)], n)?;
+        }
+    }
+    let help = "KV events, or whole frames of them, that had no effect";
+    let mut family = Family::new(encoder, "kv_events_skipped", help, MetricType::Counter)?;
+    for (why, n) in Skip::ALL.iter().zip(feed.skipped()) {
+        family.counter([("reason", why.name())], n)?;
+    }
+    let help = "Gaps in an engine's KV events by how they ended";
+    let mut family = Family::new(encoder, "kv_event_gaps", help, MetricType::Counter)?;
+    for (endpoint, counts) in &followed {
+        for (outcome, note) in GAP_OUTCOMES {
+            family.counter([("endpoint", *endpoint), ("outcome", outcome)], counts.noted(note))?;
         }
     }
     Ok(())

@@ -4,6 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::clock::rfc3339;
 use crate::decision::Record;
+use crate::feed::kv_events::sequence::Note;
+use crate::feed::kv_events::wire::Shape;
+use crate::feed::kv_events::{GAP_OUTCOMES, Skip, Status};
 use crate::feed::scrape::ScrapeStatus;
 use crate::schedule::{CandidateRow, LegRecord};
 use crate::state::Endpoint;
@@ -119,6 +122,32 @@ pub fn scrape(status: &ScrapeStatus) -> Value {
         "filtered": status.filtered,
         "names": names.collect::<Map<String, Value>>(),
         "missing": status.missing,
+    })
+}
+
+/// What is known of an endpoint's KV events. `lag_s` compares two clocks.
+pub fn events(status: &Status) -> Value {
+    let counts = &status.counts;
+    let skipped = Skip::ALL.iter().map(|&why| (why.name().to_owned(), counts.skipped[why as usize]));
+    let gaps = GAP_OUTCOMES.iter().map(|&(outcome, note)| (outcome.to_owned(), json!(counts.noted(note))));
+    json!({
+        "state": status.state.name(),
+        "since_s": status.since.as_secs_f64(),
+        "sources": status.sources,
+        "shape": status.shape.map(Shape::name),
+        "frames": counts.frames,
+        "stored": counts.stored,
+        "removed": counts.removed,
+        "cleared": counts.cleared,
+        "skipped": skipped.filter(|(_, n)| *n > 0).map(|(why, n)| (why, json!(n))).collect::<Map<String, Value>>(),
+        "gaps": gaps.collect::<Map<String, Value>>(),
+        "replays": counts.noted(Note::Replay),
+        "restarts": counts.noted(Note::Restarted),
+        "duplicates": counts.noted(Note::Duplicate),
+        "topic_mismatches": counts.topic_mismatches,
+        "pending": status.pending,
+        "blocks": status.blocks,
+        "lag_s": status.lag_seconds,
     })
 }
 

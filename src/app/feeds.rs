@@ -15,6 +15,7 @@ use crate::config::{self, TokenizerSettings};
 use crate::decide::{Tokenizing, Wait};
 use crate::document::{Problem, Severity};
 use crate::feed::file::{self, Resources, Timing, Watch};
+use crate::feed::kv_events::EventFeed;
 use crate::feed::render::Renderer;
 use crate::feed::scrape::{ScrapeConfig, Scraper};
 use crate::metrics::Degraded;
@@ -63,11 +64,15 @@ fn options(args: &ServeArgs, extra: &'static [&'static Kind]) -> config::Options
     config::Options { allow_unsupported: args.allow_unsupported, extra_plugins: extra }
 }
 
-/// The scraper. An engine that started anew holds nothing of what was sent to the old one.
-pub fn scraper(args: &ServeArgs, scheduler: &Arc<Scheduler>) -> Scraper {
+/// The scraper. An engine that started anew holds nothing of what was sent to the old one, nor of what that announced.
+pub fn scraper(args: &ServeArgs, scheduler: &Arc<Scheduler>, events: &EventFeed) -> Scraper {
     let config = ScrapeConfig { interval: args.scrape_interval, ..ScrapeConfig::default() };
-    let scheduler = Arc::clone(scheduler);
-    Scraper::new(config, Arc::new(move |endpoint| scheduler.forget(endpoint)))
+    let (scheduler, events) = (Arc::clone(scheduler), events.clone());
+    let on_restart = move |endpoint: &Arc<crate::state::Endpoint>| {
+        scheduler.forget(endpoint);
+        events.restarted(endpoint);
+    };
+    Scraper::new(config, Arc::new(on_restart))
 }
 
 /// The way to token ids: worker threads here, and engines and services elsewhere.
@@ -94,7 +99,6 @@ pub fn start(
     args: &ServeArgs,
     extra: &'static [&'static Kind],
     admin: &Arc<Admin>,
-    scraper: Scraper,
     stop: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<()> {
@@ -103,8 +107,7 @@ pub fn start(
     };
     // The watch is created first: what changes while the first version is read is seen.
     let watch = Watch::new(&dir, Timing::default());
-    let mut feed =
-        ResourceFeed { dir, resources: Resources::default(), topology: Topology::default(), scraper };
+    let mut feed = ResourceFeed { dir, resources: Resources::default(), topology: Topology::default() };
     feed.reload(admin)?;
     tasks.spawn(until_stopped(stop.clone(), follow_resources(feed, watch, Arc::clone(admin))));
     if let Some(path) = args.config.clone() {
@@ -128,7 +131,6 @@ struct ResourceFeed {
     dir: PathBuf,
     resources: Resources,
     topology: Topology,
-    scraper: Scraper,
 }
 
 impl ResourceFeed {
@@ -136,7 +138,9 @@ impl ResourceFeed {
     fn forget_the_gone(&mut self, admin: &Admin) {
         self.topology.prune(Instant::now());
         let live: std::collections::HashSet<u64> = self.topology.live_slots().collect();
-        admin.shared.decider.scheduler.retain(&|slot| live.contains(&slot));
+        let live = |slot| live.contains(&slot);
+        admin.shared.decider.scheduler.retain(&live);
+        admin.events.retain(&live);
     }
 
     fn reload(&mut self, admin: &Admin) -> Result<()> {
@@ -155,9 +159,10 @@ impl ResourceFeed {
             routes = snapshot.routes.all().len(),
             "resources stand"
         );
-        self.scraper.follow(&snapshot.endpoints);
         let tokenizing = &admin.shared.decider.tokenizing;
         tokenizing.follow(snapshot.pools.iter().map(|pool| &**pool));
+        admin.scraper.follow(&snapshot.endpoints);
+        admin.events.follow(&snapshot.endpoints);
         admin.shared.decider.store.replace(snapshot);
         self.forget_the_gone(admin);
         let mut documents = admin.documents.write();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::engine::{EngineConfig, Fault};
+use crate::engine::{EngineConfig, EventConfig, EventHashes, EventShape, Fault};
 
 /// Flags of `engine`.
 #[derive(Debug, Parser)]
@@ -49,6 +49,21 @@ pub struct EngineArgs {
     /// Serve /render beside completions and chat, as vLLM does with --enable-scale-out; else 403.
     #[arg(long)]
     pub scale_out: bool,
+    /// Port on which KV events are published; 0 picks a free one, and without it there are none.
+    #[arg(long, value_name = "PORT")]
+    pub kv_events: Option<u16>,
+    /// Port from which missed KV events are replayed; 0 picks a free one.
+    #[arg(long, value_name = "PORT", requires = "kv_events")]
+    pub replay: Option<u16>,
+    /// How KV events are written.
+    #[arg(long, value_name = "SHAPE", default_value = "map")]
+    pub kv_event_format: EventShape,
+    /// How block hashes are written in KV events.
+    #[arg(long, value_name = "FORM", default_value = "int")]
+    pub kv_event_hashes: EventHashes,
+    /// Batches of KV events kept for replay.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub kv_event_history: usize,
     /// A fault from the start; repeatable, and settable at run time by `POST /fault`.
     #[arg(long = "fault", value_name = "KIND[:ARG]")]
     pub faults: Vec<Fault>,
@@ -56,7 +71,15 @@ pub struct EngineArgs {
 
 impl From<EngineArgs> for EngineConfig {
     fn from(args: EngineArgs) -> Self {
+        let events = args.kv_events.map(|port| EventConfig {
+            port,
+            replay: args.replay,
+            shape: args.kv_event_format,
+            hashes: args.kv_event_hashes,
+            history: args.kv_event_history,
+        });
         Self {
+            events,
             listen: SocketAddr::new(args.listen, args.port),
             name: args.name,
             models: args.models,

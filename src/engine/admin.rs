@@ -66,6 +66,10 @@ pub(super) async fn metrics(
     ([(CONTENT_TYPE, PAGE_TYPE)], state.page.render(&state.metrics(), names)).into_response()
 }
 
+pub(super) async fn kv_event_sources(State(state): State<Arc<EngineState>>) -> Response {
+    ok(state.publisher.as_ref().map_or_else(|| json!({}), |publisher| publisher.sources()).to_string())
+}
+
 pub(super) async fn is_sleeping(State(state): State<Arc<EngineState>>) -> Response {
     ok(format!(r#"{{"is_sleeping":{}}}"#, state.faults.borrow().sleep_level() > 0))
 }

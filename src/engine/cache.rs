@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use ahash::AHashMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use super::events::{Announcement, Stored};
+
 /// Chain hash of a full block: it stands for the block and for everything before it.
 pub type BlockHash = u64;
 
@@ -41,12 +43,20 @@ pub struct BlockPool {
     entries: AHashMap<BlockHash, Entry>,
     idle: BTreeMap<u64, BlockHash>,
     clock: u64,
+    announcements: Vec<Announcement>,
 }
 
 impl BlockPool {
     /// An empty pool of `capacity` blocks.
     pub fn new(capacity: u64) -> Self {
-        Self { capacity, held: 0, entries: AHashMap::new(), idle: BTreeMap::new(), clock: 0 }
+        Self {
+            capacity,
+            held: 0,
+            entries: AHashMap::new(),
+            idle: BTreeMap::new(),
+            clock: 0,
+            announcements: Vec::new(),
+        }
     }
 
     /// Share of the blocks that live requests hold, 0 to 1; cached blocks without a holder do not count.
@@ -105,9 +115,25 @@ impl BlockPool {
 
     /// Forgets every block that nobody holds.
     pub fn clear_idle(&mut self) {
-        for hash in std::mem::take(&mut self.idle).into_values() {
-            self.entries.remove(&hash);
+        let idle = std::mem::take(&mut self.idle);
+        for hash in idle.values() {
+            self.entries.remove(hash);
         }
+        if self.entries.is_empty() {
+            self.announcements.push(Announcement::Cleared);
+        } else {
+            self.announcements.extend(idle.into_values().map(Announcement::Removed));
+        }
+    }
+
+    /// Announces that blocks of one request became full and are cached.
+    pub fn announce(&mut self, stored: Stored) {
+        self.announcements.push(Announcement::Stored(stored));
+    }
+
+    /// What happened since the last call.
+    pub fn take_announcements(&mut self) -> Vec<Announcement> {
+        std::mem::take(&mut self.announcements)
     }
 
     fn hold(&mut self, hash: BlockHash) {
@@ -123,6 +149,7 @@ impl BlockPool {
         while self.held + self.idle.len() as u64 > self.capacity {
             let Some((_, hash)) = self.idle.pop_first() else { return };
             self.entries.remove(&hash);
+            self.announcements.push(Announcement::Removed(hash));
         }
     }
 }

@@ -33,13 +33,26 @@ pub enum Fault {
     SilentShutdown,
     /// `die`: streams end with an error event, new requests get 500 and `/health` 503.
     Die,
+    /// `restart`: running requests end with an error, the cache is empty, KV events start from 0. Happens once.
+    Restart,
+    /// `drop-events[:N]`: the next N batches of KV events (default 1) are not sent; the replay socket has them.
+    DropEvents(u32),
+    /// `lose-events[:N]`: the same, and the replay socket does not have them.
+    LoseEvents(u32),
+    /// `event-block-size:N`: KV events tell of blocks of N tokens.
+    EventBlockSize(u32),
+    /// `event-hash-seed`: KV events call blocks by other hashes.
+    EventHashSeed,
+    /// `unreadable-events`: KV events are no msgpack.
+    UnreadableEvents,
 }
 
 /// A fault that could not be read.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "unknown fault {0:?}: use refuse[:SECONDS], reset[:request], 503, 500, stall, stall-stream[:TOKENS], \
-     cut-stream[:TOKENS], stall-metrics, slow:FACTOR, sleep[:1|2], silent-shutdown or die"
+     cut-stream[:TOKENS], stall-metrics, slow:FACTOR, sleep[:1|2], silent-shutdown, die, \
+     restart, drop-events[:N], lose-events[:N], event-block-size:N, event-hash-seed or unreadable-events"
 )]
 pub struct UnknownFault(pub String);
 
@@ -73,6 +86,14 @@ impl FromStr for Fault {
             ("sleep", Some("2")) => Ok(Self::Sleep(2)),
             ("silent-shutdown", None) => Ok(Self::SilentShutdown),
             ("die", None) => Ok(Self::Die),
+            ("restart", None) => Ok(Self::Restart),
+            ("drop-events", _) => tokens().map(Self::DropEvents),
+            ("lose-events", _) => tokens().map(Self::LoseEvents),
+            ("event-block-size", Some(size)) => {
+                size.parse().ok().filter(|size| *size > 0).map(Self::EventBlockSize).ok_or_else(error)
+            }
+            ("event-hash-seed", None) => Ok(Self::EventHashSeed),
+            ("unreadable-events", None) => Ok(Self::UnreadableEvents),
             _ => Err(error()),
         }
     }
@@ -95,6 +116,12 @@ impl fmt::Display for Fault {
             Self::Sleep(level) => write!(f, "sleep:{level}"),
             Self::SilentShutdown => f.write_str("silent-shutdown"),
             Self::Die => f.write_str("die"),
+            Self::Restart => f.write_str("restart"),
+            Self::DropEvents(batches) => write!(f, "drop-events:{batches}"),
+            Self::LoseEvents(batches) => write!(f, "lose-events:{batches}"),
+            Self::EventBlockSize(tokens) => write!(f, "event-block-size:{tokens}"),
+            Self::EventHashSeed => f.write_str("event-hash-seed"),
+            Self::UnreadableEvents => f.write_str("unreadable-events"),
         }
     }
 }
@@ -159,6 +186,19 @@ impl Faults {
         self.iter().find_map(|fault| if let Fault::CutStream(tokens) = fault { Some(tokens) } else { None })
     }
 
+    pub(super) fn event_block_size(&self) -> Option<u32> {
+        self.iter()
+            .find_map(|fault| if let Fault::EventBlockSize(tokens) = fault { Some(tokens) } else { None })
+    }
+
+    pub(super) fn has_other_seed(&self) -> bool {
+        self.has(Fault::EventHashSeed)
+    }
+
+    pub(super) fn has_unreadable_events(&self) -> bool {
+        self.has(Fault::UnreadableEvents)
+    }
+
     /// True while the engine computes nothing.
     pub(super) fn frozen(&self) -> bool {
         self.sleep_level() > 0 || self.has(Fault::SilentShutdown)
@@ -184,6 +224,12 @@ mod tests {
     #[case("sleep:2", Fault::Sleep(2))]
     #[case("silent-shutdown", Fault::SilentShutdown)]
     #[case("die", Fault::Die)]
+    #[case("restart", Fault::Restart)]
+    #[case("drop-events:3", Fault::DropEvents(3))]
+    #[case("lose-events:2", Fault::LoseEvents(2))]
+    #[case("event-block-size:64", Fault::EventBlockSize(64))]
+    #[case("event-hash-seed", Fault::EventHashSeed)]
+    #[case("unreadable-events", Fault::UnreadableEvents)]
     fn texts_round_trip(#[case] text: &str, #[case] fault: Fault) {
         assert_eq!(text.parse(), Ok(fault));
         assert_eq!(fault.to_string(), text);
@@ -197,6 +243,7 @@ mod tests {
     #[case("sleep:3")]
     #[case("stall-stream:x")]
     #[case("refuse:-1")]
+    #[case("event-block-size:0")]
     fn bad_texts_are_refused(#[case] text: &str) {
         assert_eq!(text.parse::<Fault>(), Err(UnknownFault(text.to_owned())));
     }

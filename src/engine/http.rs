@@ -25,8 +25,16 @@ pub(super) use axum::http::Request as HttpRequest;
 const MAX_BODY: usize = 128 << 20;
 
 /// Paths whose requests are not recorded, because probes would push out what tests look for.
-const UNRECORDED: [&str; 7] =
-    ["/metrics", "/health", "/ping", "/load", "/is_sleeping", "/fault", "/debug/requests"];
+const UNRECORDED: [&str; 8] = [
+    "/metrics",
+    "/health",
+    "/ping",
+    "/load",
+    "/is_sleeping",
+    "/fault",
+    "/debug/requests",
+    "/kv_event_sources",
+];
 
 /// Paths that work whatever fault is in force.
 const CONTROL: [&str; 5] = ["/fault", "/sleep", "/wake_up", "/debug/requests", "/reset_prefix_cache"];
@@ -56,6 +64,7 @@ pub(super) fn router(state: &Arc<EngineState>) -> Router {
         .route("/version", get(admin::version))
         .route("/load", get(admin::load))
         .route("/metrics", get(admin::metrics))
+        .route("/kv_event_sources", get(admin::kv_event_sources))
         .route("/is_sleeping", get(admin::is_sleeping))
         .route("/sleep", post(admin::sleep))
         .route("/wake_up", post(admin::wake_up))

@@ -10,6 +10,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
+use super::cache::{chain, chain_start};
+use super::events::Publisher;
 use super::fault::{Fault, Faults};
 use super::metrics::Metrics;
 
@@ -115,12 +117,13 @@ pub struct Scheduler {
     core: Mutex<Core>,
     wake: Notify,
     limits: Limits,
+    publisher: Option<Arc<Publisher>>,
 }
 
 impl Scheduler {
-    /// An idle engine.
-    pub fn new(limits: Limits) -> Self {
-        Self { core: Mutex::new(Core::new(limits.clone())), wake: Notify::new(), limits }
+    /// An idle engine that tells `publisher` what happens to its cache.
+    pub fn new(limits: Limits, publisher: Option<Arc<Publisher>>) -> Self {
+        Self { core: Mutex::new(Core::new(limits.clone())), wake: Notify::new(), limits, publisher }
     }
 
     /// Queues the sequences of one request. Dropping the receiver cancels them at the next step.
@@ -148,6 +151,34 @@ impl Scheduler {
     /// Forgets all cached blocks without a holder.
     pub fn clear_cache(&self) {
         self.core.lock().clear_cache();
+    }
+
+    /// Leading tokens of a prompt that are cached.
+    pub fn cached_tokens(&self, prompt: &[u32], adapter: &str, salt: &str) -> usize {
+        let (size, mut scratch, mut parent) =
+            (self.limits.block_size as usize, Vec::new(), chain_start(adapter, salt));
+        let hashes = prompt.chunks_exact(size).map(|block| {
+            parent = chain(parent, block, &mut scratch);
+            parent
+        });
+        self.core.lock().cached_prefix(hashes) * size
+    }
+
+    /// Starts anew: running requests fail, nothing is cached, KV events start from 0.
+    pub fn restart(&self) {
+        let mut core = self.core.lock();
+        core.restart();
+        if let Some(publisher) = &self.publisher {
+            publisher.restart();
+        }
+    }
+
+    /// Publishes what happened to the cache. Only steps do, as in vLLM: after a reset nothing is heard until the next one.
+    fn publish(&self, core: &mut Core, faults: &Faults) {
+        let announcements = core.take_announcements();
+        if let Some(publisher) = &self.publisher {
+            publisher.publish(&announcements, faults);
+        }
     }
 
     /// Runs steps for ever.
@@ -183,7 +214,9 @@ impl Scheduler {
             } else {
                 tokio::task::yield_now().await;
             }
-            self.core.lock().complete(Instant::now());
+            let mut core = self.core.lock();
+            core.complete(Instant::now());
+            self.publish(&mut core, &now);
         }
     }
 }

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::Service;
 
+use super::events::Ports;
 use super::fault::{Fault, Faults};
 use super::sse::ConnectionReset;
 use super::{EngineError, EngineState, http};
@@ -35,6 +36,7 @@ async fn accept(listener: Option<&TcpListener>) -> std::io::Result<TcpStream> {
 pub(super) async fn run(
     state: Arc<EngineState>,
     listener: TcpListener,
+    event_ports: Option<Ports>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), EngineError> {
     let router = http::router(&state);
@@ -42,6 +44,9 @@ pub(super) async fn run(
     faults.mark_changed();
     let mut tasks = JoinSet::new();
     tasks.spawn(state.scheduler.clone().run(state.faults.subscribe()));
+    if let (Some(publisher), Some(ports)) = (&state.publisher, event_ports) {
+        tasks.spawn(publisher.clone().run(ports));
+    }
     let mut listener = Some(listener);
     let mut reopen: Option<Instant> = None;
     let mut shutdown = pin!(shutdown);

@@ -82,9 +82,9 @@ impl TokenIndexes {
         self.routed.retain(live);
     }
 
-    /// Drops what is known of an endpoint: it is gone, or its process started anew.
+    /// Drops what was sent to an endpoint: its process started anew. What it announces is its follower's to drop, which knows
+    /// what of it came from the new process already.
     pub fn forget(&self, endpoint: &Endpoint) {
-        self.events.clear(endpoint.holder());
         self.routed.forget(endpoint.slot);
     }
 }

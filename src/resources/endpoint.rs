@@ -14,10 +14,10 @@ pub struct EndpointSpec {
     /// Capacity relative to its pool.
     #[serde(default)]
     pub weight: Option<f64>,
-    /// ZMQ address of the engine's KV events.
+    /// Where the engine publishes its KV events: a port, `tcp://*:PORT`, or `listen:PORT` if it dials us.
     #[serde(default)]
     pub kv_events: Option<String>,
-    /// ZMQ address from which missed events are replayed.
+    /// Where it replays missed events: a port or `tcp://*:PORT`.
     #[serde(default)]
     pub kv_replay: Option<String>,
 }

@@ -1,5 +1,6 @@
 //! From documents to a world: every problem that a document alone, or all of them together, can show.
 
+mod events;
 mod pools;
 mod routes;
 
@@ -23,6 +24,9 @@ const KINDS: [(&str, &str); 4] =
     [("Endpoint", OWN), ("ModelRoute", SERVING), ("ModelServer", SERVING), ("InferencePool", INFERENCE)];
 /// Kinds that are known and have no effect yet.
 const LATER: [&str; 3] = ["InferenceObjective", "InferenceModelRewrite", "ExternalModelProvider"];
+
+/// Annotations of our own that are read.
+const READ_ANNOTATIONS: [&str; 3] = ["pilotfish.dev/drain", events::EVENTS, events::REPLAY];
 
 /// What a set of files means, and what is wrong with it.
 #[derive(Debug, Default)]
@@ -206,14 +210,7 @@ impl Reader {
                 problems.error(place, format!("weight must be above 0, not {weight}"), None);
                 continue;
             }
-            for (member, value) in
-                [("kvEvents", &document.spec.kv_events), ("kvReplay", &document.spec.kv_replay)]
-            {
-                if value.is_some() {
-                    let place = document.place(&["spec", member]);
-                    problems.warning(place, format!("{member} has no effect in this version"), None);
-                }
-            }
+            let event_ports = events::ports(document, address, problems);
             for key in document.metadata.annotations.keys().filter(|key| key.starts_with("pilotfish.dev/")) {
                 if key == super::tokenizer::ANNOTATION {
                     let place = document.place(&["metadata", "annotations", key]);
@@ -224,7 +221,7 @@ impl Reader {
                         format!("{key} is not taken from endpoints"),
                         Some(advice.to_owned()),
                     );
-                } else if key != "pilotfish.dev/drain" {
+                } else if !READ_ANNOTATIONS.contains(&key.as_str()) {
                     let place = document.place(&["metadata", "annotations", key]);
                     problems.warning(
                         place,
@@ -241,6 +238,7 @@ impl Reader {
                 weight: weight as f32,
                 labels: document.metadata.labels.clone(),
                 engine: EngineKind::Vllm,
+                event_ports,
                 drain: drain || document.spec.drain,
             });
         }

@@ -94,6 +94,24 @@ impl EngineKind {
     }
 }
 
+/// Where an engine's KV events come from, as far as its document says. The host is the endpoint's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventPorts {
+    /// Where batches come from; the engine is asked if it is not said.
+    pub events: Option<EventPort>,
+    /// Where missed batches are asked for.
+    pub replay: Option<u16>,
+}
+
+/// Who dials whom for KV events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventPort {
+    /// The engine publishes on this port.
+    Dial(u16),
+    /// The engine dials this port of ours.
+    Listen(u16),
+}
+
 /// What is known and booked of an endpoint. It outlives changes of what its document says beside name and address.
 #[derive(Debug, Default)]
 pub struct Live {
@@ -144,6 +162,8 @@ pub struct Endpoint {
     pub labels: BTreeMap<String, String>,
     /// Engine dialect.
     pub engine: EngineKind,
+    /// Where its KV events come from.
+    pub event_ports: EventPorts,
     live: Arc<Live>,
 }
 
@@ -168,6 +188,8 @@ pub struct EndpointSpec {
     pub labels: BTreeMap<String, String>,
     /// Engine dialect.
     pub engine: EngineKind,
+    /// Where its KV events come from.
+    pub event_ports: EventPorts,
     /// Whether the operator wants no new requests there.
     pub drain: bool,
 }
@@ -194,6 +216,7 @@ impl Endpoint {
             weight: spec.weight,
             labels: spec.labels,
             engine: spec.engine,
+            event_ports: spec.event_ports,
             live,
         }
     }
@@ -246,6 +269,7 @@ impl Endpoint {
     /// Whether `spec` says of it what is known already.
     pub fn is_unchanged(&self, spec: &EndpointSpec) -> bool {
         self.engine == spec.engine
+            && self.event_ports == spec.event_ports
             && self.labels == spec.labels
             && self.weight.to_bits() == spec.weight.to_bits()
     }
@@ -296,6 +320,7 @@ pub(crate) mod tests {
             weight: 1.0,
             labels: BTreeMap::new(),
             engine: EngineKind::Vllm,
+            event_ports: EventPorts::default(),
             drain: false,
         }))
     }

@@ -26,10 +26,15 @@ pub struct SimulatedEngine {
 impl SimulatedEngine {
     /// Starts it.
     pub async fn start(config: EngineConfig) -> Self {
-        let engine = Engine::bind(config).await.unwrap();
+        Self::try_start(config).await.expect("a free port")
+    }
+
+    /// Starts it if its ports are free.
+    pub async fn try_start(config: EngineConfig) -> Option<Self> {
+        let engine = Engine::bind(config).await.ok()?;
         let state = engine.state();
         let task = tokio::spawn(async move { engine.run(std::future::pending()).await.unwrap() });
-        Self { state, _task: AbortOnDropHandle::new(task) }
+        Some(Self { state, _task: AbortOnDropHandle::new(task) })
     }
 
     /// Where it listens.

@@ -120,6 +120,7 @@ impl Picker {
         let snapshot = admin.shared.decider.store.load_full();
         if snapshot.endpoints.iter().any(|endpoint| !endpoint.address.ip().is_loopback()) {
             admin.scraper.stop();
+            admin.events.stop();
             snapshot.endpoints.iter().for_each(|endpoint| endpoint.health.accepted());
         }
     }

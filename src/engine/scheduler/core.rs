@@ -1,12 +1,14 @@
 //! The steps of the virtual engine: who runs, with which blocks, and what each step yields.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::super::cache::{Block, BlockPool};
+use super::super::cache::{Block, BlockHash, BlockPool};
+use super::super::events::{Announcement, Stored};
 use super::super::metrics::Metrics;
 use super::super::tokenizer::generated;
 use super::sequence::Sequence;
@@ -58,6 +60,22 @@ impl Core {
 
     pub fn clear_cache(&mut self) {
         self.pool.clear_idle();
+    }
+
+    /// Another process in place of this one: nothing runs, nothing is cached, nothing was counted.
+    pub fn restart(&mut self) {
+        self.fail_all();
+        *self = Self::new(self.limits.clone());
+    }
+
+    /// Number of leading hashes that are cached.
+    pub fn cached_prefix(&self, hashes: impl Iterator<Item = BlockHash>) -> usize {
+        self.pool.cached_prefix(hashes)
+    }
+
+    /// What happened to the cache since the last call.
+    pub fn take_announcements(&mut self) -> Vec<Announcement> {
+        self.pool.take_announcements()
     }
 
     pub fn fail_all(&mut self) {
@@ -219,9 +237,18 @@ impl Core {
         sequence.blocks.extend(std::iter::repeat_n(Block::Private, fresh));
         let full = (sequence.computed + tokens) / block_size;
         sequence.hash_blocks(full, block_size, &mut self.scratch);
+        let mut fresh = first..first;
         for block in first..full {
             sequence.blocks[block] = self.pool.fill(sequence.hashes[block]);
+            match sequence.blocks[block] {
+                Block::Shared(_) => fresh.end = block + 1,
+                Block::Private => {
+                    announce(&mut self.pool, sequence, fresh, block_size);
+                    fresh = block + 1..block + 1;
+                }
+            }
         }
+        announce(&mut self.pool, sequence, fresh, block_size);
     }
 
     /// Adds one token and says whether it was the last.
@@ -294,6 +321,20 @@ impl Core {
             self.metrics.note_adapters(&running, &waiting, now);
         }
     }
+}
+
+/// Announces blocks that were not cached before.
+fn announce(pool: &mut BlockPool, sequence: &Sequence, blocks: Range<usize>, block_size: usize) {
+    if blocks.is_empty() {
+        return;
+    }
+    pool.announce(Stored {
+        hashes: sequence.hashes[blocks.clone()].to_vec(),
+        parent: blocks.start.checked_sub(1).map(|before| sequence.hashes[before]),
+        tokens: sequence.tokens(blocks.start * block_size..blocks.end * block_size),
+        adapter: sequence.work.adapter.clone(),
+        salt: sequence.work.salt.clone(),
+    });
 }
 
 /// Distinct adapters in order of appearance, joined by commas.

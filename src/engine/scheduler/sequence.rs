@@ -1,5 +1,7 @@
 //! One sequence in the virtual engine: its tokens, its blocks and its times.
 
+use std::ops::Range;
+
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -84,6 +86,11 @@ impl Sequence {
             };
             self.hashes.push(hash);
         }
+    }
+
+    /// Tokens of the prompt and of what was generated.
+    pub fn tokens(&self, range: Range<usize>) -> Vec<u32> {
+        self.work.tokens.iter().chain(&self.output).copied().skip(range.start).take(range.len()).collect()
     }
 
     pub fn send(&self, token: Option<u32>, finish: Option<super::Finish>) {

@@ -39,7 +39,7 @@ fn limits() -> Limits {
 
 impl Bench {
     fn new(limits: Limits) -> Self {
-        let scheduler = Arc::new(Scheduler::new(limits));
+        let scheduler = Arc::new(Scheduler::new(limits, None));
         let faults = watch::Sender::new(Faults::default());
         let task = tokio::spawn(scheduler.clone().run(faults.subscribe()));
         Self { scheduler, faults, task }
