@@ -84,6 +84,7 @@ impl App {
         let ledger = Arc::new(Ledger::new(
             Arc::clone(&metrics),
             Arc::clone(&ring),
+            Arc::clone(&scheduler.tokens),
             &replica,
             feeds::refresh_models(&scraper),
         ));

@@ -144,6 +144,8 @@ pub struct Served {
     pub prefill: Duration,
     /// Whether the client asked for a stream.
     pub stream: bool,
+    /// Answers it asked for.
+    pub answers: u32,
 }
 
 /// Decides requests.
@@ -242,6 +244,7 @@ impl Decider {
             forecast: picked.forecast,
             prefill: routed.pool.memory.learned.expected_prefill(uncached),
             stream: request.stream,
+            answers: request.n,
         })))
     }
 

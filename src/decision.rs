@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use crate::index::Held;
 use crate::prompt::Prepared;
+use crate::prompt::blocks::Ending;
 use crate::refusal::Reason;
 use crate::schedule::LegRecord;
 use crate::state::cache::Rung;
@@ -132,6 +133,8 @@ pub struct Record {
     pub route: Option<Arc<str>>,
     /// Which rung of the cache ladder informed the pick.
     pub rung: Rung,
+    /// The end of its token ids, where they are known.
+    pub ending: Option<Ending>,
     /// What each rung predicted for the choice, to be held against what its engine reports.
     pub predictions: Predictions,
     /// Prompt tokens, counted or estimated.
@@ -168,6 +171,7 @@ impl Record {
             pool: None,
             route: None,
             rung: Rung::Load,
+            ending: None,
             predictions: Predictions::default(),
             prompt_tokens: 0,
             legs: SmallVec::new(),
@@ -190,6 +194,7 @@ impl Record {
         self.predicted_cached_tokens = u64::from(held.tokens);
         self.rung = held.rung;
         self.predictions = Predictions::of(prompt, &held);
+        self.ending = prompt.token_ids.as_ref().and_then(|ids| prompt.ids.ending(ids));
     }
 }
 

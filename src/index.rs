@@ -4,6 +4,7 @@
 //! endpoint holds. [`ChainIndex`] is fed by whoever knows: engine events feed one ([`EventIndex`]), our own picks another
 //! ([`ApproximateIndex`]).
 
+mod answers;
 pub mod approximate;
 pub mod chain;
 pub mod depth;

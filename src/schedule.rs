@@ -203,7 +203,7 @@ impl Scheduler {
         let Workspace { lookups, candidates, .. } = space;
         lookups.run(ask.prompt, pipeline.text.as_ref(), &self.tokens);
         for candidate in candidates {
-            candidate.held = lookups.held(ask.prompt, cx.endpoint(candidate));
+            candidate.held = lookups.held(ask.prompt, cx.endpoint(candidate), &self.tokens);
         }
         for (at, filter) in profile.filters.iter().enumerate() {
             space.filter(&cx, at, filter)?;

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 pub use progress::{AccessLogFacts, Progress, UpstreamFacts};
 
 use crate::decision::{Outcome, Record, Ring};
+use crate::index::TokenIndexes;
 use crate::metrics::{Degraded, Metrics};
 use crate::refusal::Refusal;
 use crate::state::rates::Forecast;
@@ -59,6 +60,8 @@ pub struct Closing {
     pub uncached: u64,
     /// Output tokens expected.
     pub expected_output: u64,
+    /// Answers asked for.
+    pub answers: u32,
     /// How long the pick expected it to take.
     pub forecast: Forecast,
     /// Whether Envoy shows us response bodies, so that the stream cannot end before them.
@@ -76,6 +79,7 @@ pub type OnUnknownModel = Arc<dyn Fn(&Arc<Endpoint>) + Send + Sync>;
 pub struct Ledger {
     metrics: Arc<Metrics>,
     ring: Arc<Ring>,
+    tokens: Arc<TokenIndexes>,
     replica: Box<str>,
     on_unknown_model: OnUnknownModel,
     parked: Mutex<Parked>,
@@ -143,12 +147,14 @@ impl Ledger {
     pub fn new(
         metrics: Arc<Metrics>,
         ring: Arc<Ring>,
+        tokens: Arc<TokenIndexes>,
         replica: &str,
         on_unknown_model: OnUnknownModel,
     ) -> Self {
         Self {
             metrics,
             ring,
+            tokens,
             replica: replica.into(),
             on_unknown_model,
             parked: Mutex::default(),

@@ -57,7 +57,7 @@ impl Decider {
         let mut holders = Vec::new();
         for member in &routed.pool.members {
             let endpoint = &member.endpoint;
-            let held = lookups.held(&prompt, endpoint);
+            let held = lookups.held(&prompt, endpoint, &self.scheduler.tokens);
             let mut add = |source, tier, text: bool, depth| {
                 if depth > 0 {
                     let blocks = if text { &prompt.text } else { &prompt.ids };

@@ -102,6 +102,7 @@ impl Decider {
             let adapter = pool.is_adapter(model).then_some(model);
             let block = engine_block.unwrap_or(USUAL_BLOCK);
             prompt.ids = Blocks::of_tokens(&ids, block, Namespace { adapter, salt });
+            prompt.token_ids = Some(ids);
         }
         record.stages.prompt = began.elapsed();
         self.metrics.stage(Stage::Prompt, record.stages.prompt);

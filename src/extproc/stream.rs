@@ -333,7 +333,7 @@ impl Drop for Driver {
         }
         let Some(Serving { served, record }) = self.serving.take() else { return };
         self.exchange.note_scanned();
-        let Served { ranked, leg, stream, forecast, .. } = *served;
+        let Served { ranked, leg, stream, answers, forecast, .. } = *served;
         let booked = record.legs.first();
         self.shared.ledger.close(Closing {
             pool: Arc::clone(&leg.pool),
@@ -343,6 +343,7 @@ impl Drop for Driver {
             stream,
             uncached: booked.map_or(0, |leg| leg.reserved_prefill),
             expected_output: booked.map_or(0, |leg| leg.reserved_decode),
+            answers,
             forecast,
             record,
             lasted: None,
@@ -383,7 +384,8 @@ mod tests {
     fn shared() -> Arc<Shared> {
         let metrics = Arc::new(Metrics::default());
         let pipeline = Pipeline::assemble("default", crate::plugins::default_parts(), None).unwrap();
-        let ledger = Ledger::new(Arc::clone(&metrics), Arc::default(), "test", Arc::new(|_| {}));
+        let ledger =
+            Ledger::new(Arc::clone(&metrics), Arc::default(), Arc::default(), "test", Arc::new(|_| {}));
         Arc::new(Shared {
             decider: Decider {
                 store: Arc::default(),

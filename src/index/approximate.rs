@@ -7,9 +7,11 @@ use ahash::AHashMap;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
+use super::answers::Answers;
 use super::lru::Lru;
 use super::{Block, BlockIndex, ChainIndex, DepthSink, Size};
 use crate::prompt::Blocks;
+use crate::prompt::blocks::Ending;
 use crate::state::endpoint::Holder;
 
 /// Knowledge by endpoint slot, so that a reused address inherits nothing and readiness flaps lose nothing.
@@ -24,6 +26,7 @@ pub struct ApproximateIndex {
 struct Remembered {
     holder: Holder,
     lru: Lru,
+    answers: Answers,
     /// Names on their way out; kept for its capacity.
     dropped: Vec<u64>,
 }
@@ -49,7 +52,12 @@ impl ApproximateIndex {
             (endpoints.get(&holder.slot).cloned(), endpoints.len())
         };
         let remembered = known.unwrap_or_else(|| {
-            let new = || Remembered { holder, lru: Lru::new(capacity), dropped: Vec::new() };
+            let new = || Remembered {
+                holder,
+                lru: Lru::new(capacity),
+                answers: Answers::default(),
+                dropped: Vec::new(),
+            };
             let mut endpoints = self.endpoints.write();
             Arc::clone(endpoints.entry(holder.slot).or_insert_with(|| Arc::new(Mutex::new(new()))))
         });
@@ -57,6 +65,22 @@ impl ApproximateIndex {
         let mut remembered = remembered.lock();
         remembered.enter(&self.chains, blocks, capacity);
         remembered.lru.len()
+    }
+
+    /// The endpoint of that slot answered a prompt that ends so with `tokens`.
+    pub fn answered(&self, slot: u64, ending: Ending, tokens: u32) {
+        let Some(remembered) = self.endpoints.read().get(&slot).cloned() else { return };
+        let mut remembered = remembered.lock();
+        if remembered.lru.holds(ending.name) {
+            remembered.answers.add(ending, tokens);
+        }
+    }
+
+    /// Blocks that the endpoint of that slot holds beyond the first `depth`, because they were its answer to the turn before.
+    pub fn answer_blocks(&self, slot: u64, blocks: &Blocks, ids: &[u32], depth: u32) -> u32 {
+        let Some(remembered) = self.endpoints.read().get(&slot).cloned() else { return 0 };
+        let beyond = remembered.lock().answers.beyond(blocks, ids, depth);
+        beyond.min((blocks.len() as u32).saturating_sub(depth))
     }
 
     /// Drops what is known of an endpoint: it is gone, or its process started anew.
@@ -100,6 +124,7 @@ impl Remembered {
         // What was dropped and entered again in one go never left.
         self.dropped.retain(|&name| !self.lru.holds(name));
         chains.remove(self.holder, &self.dropped);
+        self.answers.forget(&self.dropped);
         let now_held = self.lru.depth(names);
         let stored = |from: usize| {
             let blocks: SmallVec<[Block; 64]> = names[from..now_held]

@@ -41,6 +41,11 @@ impl DepthSink {
         }
     }
 
+    /// The deepest that was reported.
+    pub fn deepest(&self) -> u32 {
+        self.written.iter().map(|&seat| self.by_seat[seat as usize].1).max().unwrap_or(0)
+    }
+
     /// Holders reported.
     pub fn holders(&self) -> usize {
         self.written.len()

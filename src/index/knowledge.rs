@@ -6,6 +6,7 @@ use super::{ApproximateIndex, DepthSink, EventIndex, Tier};
 use crate::prompt::{Blocks, Prepared};
 use crate::state::Endpoint;
 use crate::state::cache::Rung;
+use crate::state::endpoint::Holder;
 
 /// What an endpoint is believed to hold of one prompt. Depths count leading blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -103,8 +104,14 @@ pub struct TextIndex {
 pub struct Lookups {
     text: DepthSink,
     routed: DepthSink,
+    /// Depth of the deepest in `routed`, and how many of those may still be asked for the answer behind it.
+    deepest: u32,
+    may_ask: u32,
     tiers: [DepthSink; Tier::ALL.len()],
 }
+
+/// Endpoints that are asked whether they hold the answer to the turn before: a conversation was at few.
+const MOST_ASKED: u32 = 16;
 
 impl Lookups {
     /// Looks a prompt up everywhere.
@@ -117,6 +124,8 @@ impl Lookups {
         }
         if !prompt.ids.is_empty() {
             tokens.routed.score_into(&prompt.ids, &mut self.routed);
+            self.deepest = self.routed.deepest();
+            self.may_ask = MOST_ASKED;
             for tier in Tier::ALL {
                 tokens.events.score_into(tier, prompt.ids.contents(), &mut self.tiers[tier as usize]);
             }
@@ -128,14 +137,27 @@ impl Lookups {
         self.tiers[tier as usize].depth(endpoint.holder())
     }
 
+    /// Blocks that were sent there, and the answer behind them where the prompt is the next turn.
+    fn routed(&mut self, prompt: &Prepared, holder: Holder, tokens: &TokenIndexes) -> u32 {
+        let depth = self.routed.depth(holder);
+        let Some(ids) = prompt.token_ids.as_ref().filter(|_| depth > 0 && depth == self.deepest) else {
+            return depth;
+        };
+        if self.may_ask == 0 {
+            return depth;
+        }
+        self.may_ask -= 1;
+        depth + tokens.routed.answer_blocks(holder.slot, &prompt.ids, ids, depth)
+    }
+
     /// What one endpoint holds.
-    pub fn held(&self, prompt: &Prepared, endpoint: &Endpoint) -> Held {
+    pub fn held(&mut self, prompt: &Prepared, endpoint: &Endpoint, tokens: &TokenIndexes) -> Held {
         let holder = endpoint.holder();
         let follows = endpoint.cache.follows_events();
         let deepest = self.tiers.iter().map(|tier| tier.depth(holder)).max().unwrap_or(0);
         let mut held = Held {
             text: self.text.depth(holder),
-            routed: self.routed.depth(holder),
+            routed: self.routed(prompt, holder, tokens),
             precise: follows.then_some(deepest),
             device: follows.then(|| self.tiers[Tier::Gpu as usize].depth(holder)),
             ..Held::default()

@@ -66,6 +66,24 @@ pub struct Blocks {
     tokens: bool,
 }
 
+/// The end of a prompt: its last whole block and the tokens behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// Name of the last whole block.
+    pub name: u64,
+    /// Hash of the tokens behind it.
+    pub tail: u64,
+    /// How many those are.
+    pub tail_tokens: u32,
+}
+
+impl Ending {
+    /// Hash of the tokens behind the last whole block.
+    pub fn hash(tail: &[u32]) -> u64 {
+        token_content(tail, SEED, 0, &mut Vec::with_capacity(4 * tail.len()))
+    }
+}
+
 impl Blocks {
     /// Cuts text by the rule of Kthena's `prefix-cache`, for `model` (the target's name). `render` yields the text piece by
     /// piece.
@@ -113,6 +131,17 @@ impl Blocks {
     /// Contents, one a block: what an index compares.
     pub fn contents(&self) -> &[u64] {
         if self.tokens { &self.contents } else { &self.names }
+    }
+
+    /// Bytes or tokens in a block.
+    pub fn unit(&self) -> usize {
+        self.unit as usize
+    }
+
+    /// The end of the prompt with those `ids`; none if it has no whole block.
+    pub fn ending(&self, ids: &[u32]) -> Option<Ending> {
+        let tail = ids.get(self.len() * self.unit()..)?;
+        Some(Ending { name: *self.names.last()?, tail: Ending::hash(tail), tail_tokens: tail.len() as u32 })
     }
 
     /// Number of blocks.

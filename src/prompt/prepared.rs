@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::Blocks;
+use super::{Blocks, Tokens};
 
 /// A prompt, ready for a cycle.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +20,8 @@ pub struct Prepared {
     pub heads: SmallVec<[(usize, u64); 1]>,
     /// Its token ids in blocks of the engines' size; empty if nobody asks or the ids are unknown.
     pub ids: Blocks,
+    /// Its token ids.
+    pub token_ids: Option<Tokens>,
 }
 
 impl Prepared {

@@ -60,6 +60,7 @@ impl Ledger {
             if let Some(member) = member.as_ref().filter(|_| outcome == Outcome::Complete) {
                 learn::rates(&closing, member, first_token, usage);
                 learn::truth(&closing, member, usage);
+                learn::answer(&closing, member, usage, &self.tokens);
             }
         }
 

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::Closing;
+use crate::index::TokenIndexes;
 use crate::state::Member;
 use crate::state::cache::Turn;
 use crate::state::rates::{Pace, Speed};
@@ -81,4 +82,14 @@ pub fn truth(closing: &Closing, member: &Member, usage: Usage) {
         }
     }
     endpoint.cache.follow_bias();
+}
+
+/// The answer is in the engine's cache too, where the next turn will find it.
+pub fn answer(closing: &Closing, member: &Member, usage: Usage, tokens: &TokenIndexes) {
+    if let Some(ending) =
+        closing.record.ending.filter(|_| closing.answers == 1 && was_chosen(closing, member))
+    {
+        let answer = u32::try_from(usage.completion).unwrap_or(u32::MAX / 2);
+        tokens.routed.answered(member.endpoint.slot, ending, answer);
+    }
 }
