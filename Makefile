@@ -14,6 +14,11 @@ quickstart: ## Three simulated engines, Pilotfish and Envoy on free ports; ONCE=
 test: ## All tests, those through a real Envoy included
 	PILOTFISH_ENVOY="$$(scripts/envoy.sh)" cargo test --locked
 
+.PHONY: test-vllm
+test-vllm: ## Predictions against two real vLLM engines on the CPU; 6 GB on disk, some minutes the first time
+	cargo build --locked --quiet --profile quick-release --bin pilotfish
+	PILOTFISH_BIN="$(CARGO_TARGET_DIR)/quick-release/pilotfish" python3 tests/vllm/run.py
+
 .PHONY: lint
 lint: ## Formatting and clippy, warnings are errors
 	cargo fmt --check

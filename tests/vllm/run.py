@@ -123,7 +123,7 @@ def conversation(stand, number):
     messages = [{"role": "system", "content": words(group if number % 4 < 2 else rng, 150)}]
     rows = []
     for _ in range(TURNS):
-        messages.append({"role": "user", "content": words(rng, 120)})
+        messages.append({"role": "user", "content": words(rng, 180)})
         text, row = stand.ask(messages)
         messages.append({"role": "assistant", "content": text})
         rows.append(row)
