@@ -111,12 +111,11 @@ def until(what, check, seconds=20):
 
 
 def why(decision):
-    """The scorers that spoke for the choice, in the record's own words."""
-    leg = decision["legs"][0]
-    chosen = leg["candidates"][0]
-    held = decision["predicted_cached_tokens"]
+    """The source of what was known, and the scorers that spoke for the choice, in the record's own words."""
+    chosen = decision["legs"][0]["candidates"][0]
     scores = ", ".join(f"{name} {score['used']:.2f}" for name, score in chosen["scores"].items())
-    return f"{'holds about ' + str(held) + ' tokens of it' if held else 'nobody held it'} ({scores})"
+    known = "nobody held it" if not decision["predicted_cached_tokens"] else f"known by {decision['rung']} knowledge"
+    return f"{known} ({scores})"
 
 
 def main():
@@ -137,7 +136,7 @@ def main():
 def run(binary, envoy, work, processes):
     names = {}
     for at in (1, 2, 3):
-        command = [binary, "engine", "--port", "0", "--model", "tiny", "--name", f"engine-{at}"]
+        command = [binary, "engine", "--port", "0", "--model", "tiny", "--name", f"engine-{at}", "--kv-events", "0", "--replay", "0"]
         address = processes.start(f"engine-{at}", command, wait_for_line=True)["engine"]
         names[address] = f"engine-{at}"
     engines = list(names)
@@ -147,7 +146,8 @@ def run(binary, envoy, work, processes):
     resources.mkdir()
     text = (ROOT / "examples/quickstart/resources.yaml").read_text()
     (resources / "resources.yaml").write_text(with_ports(text, ports))
-    command = [binary, "serve", "--resources", resources, "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
+    scheduler = ROOT / "examples/quickstart/scheduler.yaml"
+    command = [binary, "serve", "--resources", resources, "--config", scheduler, "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
     picker = processes.start("pilotfish", command, wait_for_line=True)
 
     ports |= {10000: free_port(), 9901: free_port(), 9002: int(picker["grpc"].rsplit(":", 1)[1])}
@@ -158,7 +158,7 @@ def run(binary, envoy, work, processes):
     until("Envoy", lambda: get(f"{gateway}/v1/models"))
     until("the engines' metrics", lambda: all(e["state"] == "up" for e in get(f"{admin}/debug/endpoints")["endpoints"]))
 
-    print(f"\n{'request':<44} {'served by':<10} {'cached':>6}  why")
+    print(f"\n{'request':<44} {'served by':<10} {'predicted':>9} {'cached':>6}  why")
     for number, (kind, question) in enumerate(REQUESTS):
         request_id = f"quickstart-{number}"
         body = {
@@ -178,7 +178,8 @@ def run(binary, envoy, work, processes):
 
         until("the decision's record", settled)
         served = names.get(decision["legs"][0]["served"], decision["legs"][0]["served"])
-        print(f"{kind + ': ' + question:<44} {served:<10} {cached:>6}  {why(decision)}")
+        predicted = decision["predicted_cached_tokens"]
+        print(f"{kind + ': ' + question:<44} {served:<10} {predicted:>9} {cached:>6}  {why(decision)}")
 
     if os.environ.get("ONCE"):
         return

@@ -152,7 +152,7 @@ impl Scheduler {
             leg.member.endpoint.cache.note_cold();
         }
         drop(cycle);
-        let record = record(&space, &profile, pool, ask, Some((uncached, output)));
+        let record = record(&mut space, &profile, pool, ask, Some((uncached, output)));
         let ranked: SmallVec<[Arc<Endpoint>; 3]> =
             space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
         self.remember(pipeline, ask.prompt, &leg.member.endpoint);
@@ -186,7 +186,7 @@ impl Scheduler {
         let _cycle = pool.memory.cycle.lock();
         let profile = self.rank(pipeline, &mut space, pool, ask)?;
         let chosen = space.candidates[space.ranked[0] as usize];
-        Ok((record(&space, &profile, pool, ask, None), chosen.held))
+        Ok((record(&mut space, &profile, pool, ask, None), chosen.held))
     }
 
     /// Fills `space.ranked` with at least one candidate.
@@ -236,7 +236,7 @@ impl Scheduler {
 
 /// Keeps the picked and the best candidates of a cycle.
 fn record(
-    space: &Workspace,
+    space: &mut Workspace,
     profile: &Arc<Profile>,
     pool: &Pool,
     ask: &Ask<'_>,

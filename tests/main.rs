@@ -59,6 +59,7 @@ mod envoy {
     mod outage;
     mod reservations;
     mod retries;
+    mod rungs;
     mod streaming;
 }
 

@@ -90,6 +90,8 @@ pub struct Workspace {
     pub totals: Vec<f32>,
     /// The pick, indices into `candidates`.
     pub ranked: Vec<u32>,
+    /// Candidates beside the pick, while the record is written.
+    others: Vec<u32>,
     /// Scratch space of the lookups of caches.
     pub lookups: Lookups,
     dropped: Vec<Dropped>,
@@ -198,7 +200,8 @@ impl Workspace {
     }
 
     /// The record's rows: the picked first, then by total, then the dropped; at most `most`, all if they are at most 64.
-    pub fn rows(&self, pool: &Pool, profile: &Profile, most: usize, rows: &mut Vec<CandidateRow>) {
+    pub fn rows(&mut self, pool: &Pool, profile: &Profile, most: usize, rows: &mut Vec<CandidateRow>) {
+        let mut others = std::mem::take(&mut self.others);
         let n = self.candidates.len();
         let whole = pool.members.len() <= most;
         let mut push = |at: usize| {
@@ -214,8 +217,8 @@ impl Workspace {
             });
         };
         self.ranked.iter().for_each(|&at| push(at as usize));
-        let mut others: smallvec::SmallVec<[u32; 64]> =
-            (0..n as u32).filter(|at| !self.ranked.contains(at)).collect();
+        others.clear();
+        others.extend((0..n as u32).filter(|at| !self.ranked.contains(at)));
         let keep =
             if whole { others.len() } else { most.saturating_sub(self.ranked.len()).min(others.len()) };
         if keep < others.len() {
@@ -224,7 +227,9 @@ impl Workspace {
             });
             others.truncate(keep);
         }
-        others.iter().for_each(|&at| push(at as usize));
+        for &at in &others {
+            push(at as usize);
+        }
         if whole {
             rows.extend(self.dropped.iter().map(|dropped| CandidateRow {
                 endpoint: Arc::clone(&pool.members[dropped.member as usize].endpoint.destination),
@@ -236,6 +241,7 @@ impl Workspace {
                 rung: Rung::Load,
             }));
         }
+        self.others = others;
     }
 }
 
