@@ -115,6 +115,7 @@ fn follower() -> Follower {
         name: ObjectName::new("default", "a"),
         address: ([10, 0, 0, 1], 8000).into(),
         weight: 1.0,
+        gpu: pilotfish::state::rates::Speed::default(),
         labels: std::collections::BTreeMap::new(),
         engine: EngineKind::Vllm,
         event_ports: EventPorts::default(),

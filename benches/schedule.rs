@@ -27,6 +27,7 @@ fn pool(endpoints: usize) -> Arc<Pool> {
                 .parse()
                 .unwrap_or_else(|_| unreachable!()),
             weight: 1.0,
+            gpu: pilotfish::state::rates::Speed::default(),
             labels: BTreeMap::new(),
             engine: EngineKind::Vllm,
             event_ports: pilotfish::state::endpoint::EventPorts::default(),

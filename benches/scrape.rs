@@ -40,6 +40,7 @@ fn observe(bencher: Bencher<'_, '_>, filtered: bool) {
         name: ObjectName::new("default", "a"),
         address: ([127, 0, 0, 1], 8000).into(),
         weight: 1.0,
+        gpu: pilotfish::state::rates::Speed::default(),
         labels: std::collections::BTreeMap::new(),
         engine: EngineKind::Vllm,
         event_ports: EventPorts::default(),

@@ -166,6 +166,7 @@ mod tests {
             name: ObjectName::new("default", name),
             address: address.parse().unwrap(),
             weight: 1.0,
+            gpu: crate::state::rates::Speed::default(),
             labels: BTreeMap::from([("app".to_owned(), app.to_owned())]),
             engine: EngineKind::Vllm,
             event_ports: crate::state::endpoint::EventPorts::default(),

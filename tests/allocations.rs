@@ -1,5 +1,7 @@
 //! What a scheduling cycle allocates does not grow with the number of endpoints.
 
+#![allow(clippy::unwrap_used, reason = "a test fails where it stands")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +19,7 @@ fn pool(endpoints: usize) -> Arc<Pool> {
             name: ObjectName::new("default", format!("e{at}")),
             address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).parse().unwrap(),
             weight: 1.0,
+            gpu: pilotfish::state::rates::Speed::default(),
             labels: BTreeMap::new(),
             engine: EngineKind::Vllm,
             event_ports: EventPorts::default(),

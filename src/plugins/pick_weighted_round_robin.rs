@@ -79,6 +79,7 @@ mod tests {
                 weight,
                 labels: std::collections::BTreeMap::new(),
                 engine: EngineKind::Vllm,
+                gpu: crate::state::rates::Speed::default(),
                 event_ports: crate::state::endpoint::EventPorts::default(),
                 drain: false,
             }))

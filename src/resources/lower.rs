@@ -3,6 +3,7 @@
 mod events;
 mod pools;
 mod routes;
+mod speed;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +27,8 @@ const KINDS: [(&str, &str); 4] =
 const LATER: [&str; 3] = ["InferenceObjective", "InferenceModelRewrite", "ExternalModelProvider"];
 
 /// Annotations of our own that are read.
-const READ_ANNOTATIONS: [&str; 3] = ["pilotfish.dev/drain", events::EVENTS, events::REPLAY];
+const READ_ANNOTATIONS: [&str; 5] =
+    ["pilotfish.dev/drain", events::EVENTS, events::REPLAY, speed::WEIGHT, speed::GPU];
 
 /// What a set of files means, and what is wrong with it.
 #[derive(Debug, Default)]
@@ -204,12 +206,7 @@ impl Reader {
                     None,
                 );
             }
-            let weight = document.spec.weight.unwrap_or(1.0);
-            if !(weight.is_finite() && weight > 0.0) {
-                let place = document.place(&["spec", "weight"]);
-                problems.error(place, format!("weight must be above 0, not {weight}"), None);
-                continue;
-            }
+            let Some((weight, gpu)) = speed::speed(document, problems) else { continue };
             let event_ports = events::ports(document, address, problems);
             for key in document.metadata.annotations.keys().filter(|key| key.starts_with("pilotfish.dev/")) {
                 if key == super::tokenizer::ANNOTATION {
@@ -235,7 +232,8 @@ impl Reader {
             specs.push(endpoint::EndpointSpec {
                 name: document.name.clone(),
                 address,
-                weight: weight as f32,
+                weight,
+                gpu,
                 labels: document.metadata.labels.clone(),
                 engine: EngineKind::Vllm,
                 event_ports,

@@ -158,6 +158,8 @@ pub struct Endpoint {
     pub destination: Arc<str>,
     /// Capacity relative to its pool, above 0.
     pub weight: f32,
+    /// How fast its GPU is, if its document names it.
+    pub gpu: Speed,
     /// Labels that pools select by.
     pub labels: BTreeMap<String, String>,
     /// Engine dialect.
@@ -184,6 +186,8 @@ pub struct EndpointSpec {
     pub address: SocketAddr,
     /// Capacity relative to its pool.
     pub weight: f32,
+    /// How fast its GPU is, if its document names it.
+    pub gpu: Speed,
     /// Labels that pools select by.
     pub labels: BTreeMap<String, String>,
     /// Engine dialect.
@@ -214,6 +218,7 @@ impl Endpoint {
             destination: spec.address.to_string().into(),
             address: spec.address,
             weight: spec.weight,
+            gpu: spec.gpu,
             labels: spec.labels,
             engine: spec.engine,
             event_ports: spec.event_ports,
@@ -246,7 +251,7 @@ impl Endpoint {
 
     /// How fast the operator says it is.
     pub fn speed(&self) -> Speed {
-        Speed::of_weight(self.weight)
+        Speed::of_weight(self.weight).times(self.gpu)
     }
 
     /// Tokens in a block of its KV cache, once it said so.
@@ -272,6 +277,7 @@ impl Endpoint {
             && self.event_ports == spec.event_ports
             && self.labels == spec.labels
             && self.weight.to_bits() == spec.weight.to_bits()
+            && self.gpu == spec.gpu
     }
 }
 
@@ -318,6 +324,7 @@ pub(crate) mod tests {
             name: ObjectName::new("default", name),
             address: address.parse().unwrap(),
             weight: 1.0,
+            gpu: crate::state::rates::Speed::default(),
             labels: BTreeMap::new(),
             engine: EngineKind::Vllm,
             event_ports: EventPorts::default(),

@@ -25,6 +25,7 @@ pub fn endpoint(name: &str, address: &str, event_ports: EventPorts) -> Arc<Endpo
         name: ObjectName::new("default", name),
         address: address.parse().unwrap(),
         weight: 1.0,
+        gpu: pilotfish::state::rates::Speed::default(),
         labels: BTreeMap::new(),
         engine: EngineKind::Vllm,
         event_ports,
