@@ -1,6 +1,7 @@
 //! The command line. Every flag is also `PILOTFISH_<FLAG>` in the environment; the texts here are `--help` and the manual.
 
 mod engine;
+mod secret;
 mod serve;
 mod units;
 
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use engine::EngineArgs;
+pub use secret::Secret;
 pub use serve::{DebugAccess, LogFormat, ServeArgs};
 
 /// Picks, for every LLM request that passes through Envoy, the inference endpoint that should serve it.
@@ -55,6 +57,9 @@ pub struct CheckArgs {
     /// The pool of requests that no ModelRoute claims.
     #[arg(long, value_name = "NS/NAME", env = "PILOTFISH_DEFAULT_POOL")]
     pub default_pool: Option<String>,
+    /// Redis with the block index that `kvcache-aware` reads; it is not connected to, only known to be there.
+    #[arg(long, value_name = "URL", env = "PILOTFISH_REDIS_URL", hide_env_values = true)]
+    pub redis_url: Option<Secret>,
     /// How problems are printed.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,

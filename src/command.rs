@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::app::{self, App};
 use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, ServeArgs};
 use crate::engine::{Engine, EngineConfig};
+use crate::feed::redis::Address;
 use crate::schedule::plugin::Kind;
 use crate::telemetry;
 use crate::{check, config};
@@ -44,9 +45,17 @@ fn check(args: &CheckArgs, extra_plugins: &[&Kind]) -> ExitCode {
         Ok(name) => name,
         Err(error) => return fail(&error, USAGE),
     };
+    let address = args.redis_url.as_ref().map(|url| url.expose().parse::<Address>().context("--redis-url"));
+    if let Some(Err(error)) = address {
+        return fail(&error, USAGE);
+    }
     let options = check::Options {
         default_pool: default_pool.as_ref(),
-        config: config::Options { allow_unsupported: args.allow_unsupported, extra_plugins },
+        config: config::Options {
+            allow_unsupported: args.allow_unsupported,
+            shared_index: args.redis_url.is_some(),
+            extra_plugins,
+        },
     };
     let report = check::check(args.resources.as_deref(), args.config.as_deref(), &options);
     match args.format {

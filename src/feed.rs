@@ -3,5 +3,6 @@
 pub mod client;
 pub mod file;
 pub mod kv_events;
+pub mod redis;
 pub mod render;
 pub mod scrape;
