@@ -1,6 +1,7 @@
 //! The command line. Every flag is also `PILOTFISH_<FLAG>` in the environment; the texts here are `--help` and the manual.
 
 mod engine;
+mod relay;
 mod secret;
 mod serve;
 mod units;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use engine::EngineArgs;
+pub use relay::{EventEngine, RelayArgs};
 pub use secret::Secret;
 pub use serve::{DebugAccess, LogFormat, ServeArgs};
 
@@ -31,6 +33,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Print the decision table for a request body, from a running server or from files; nothing is booked.
     Explain(ExplainArgs),
+    /// Write what one engine holds into the block index that Kthena's routers read in Redis, by its KV events.
+    KvRelay(Box<RelayArgs>),
     /// Run a simulated vLLM-compatible engine: OpenAI API with SSE, /metrics, /tokenize, LoRA, faults on demand.
     Engine(EngineArgs),
 }

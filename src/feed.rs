@@ -4,5 +4,6 @@ pub mod client;
 pub mod file;
 pub mod kv_events;
 pub mod redis;
+pub mod relay;
 pub mod render;
 pub mod scrape;
