@@ -11,8 +11,8 @@ quickstart: ## Three simulated engines, Pilotfish and Envoy on free ports; ONCE=
 	@python3 scripts/quickstart.py
 
 .PHONY: test
-test: ## All tests, those through a real Envoy included
-	PILOTFISH_ENVOY="$$(scripts/envoy.sh)" cargo test --locked
+test: ## All tests, those with a real Envoy and a real Redis included
+	PILOTFISH_ENVOY="$$(scripts/envoy.sh)" PILOTFISH_REDIS_SERVER="$$(scripts/redis.sh)" cargo test --locked
 
 .PHONY: test-vllm
 test-vllm: ## Predictions against two real vLLM engines on the CPU; 6 GB on disk, some minutes the first time

@@ -47,6 +47,7 @@ fn decider(endpoints: usize) -> Decider {
         store: Arc::new(store),
         scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
         tokenizing: Arc::default(),
+        shared: None,
         metrics: Arc::new(Metrics::default()),
         settings: Settings::default(),
     }

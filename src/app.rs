@@ -93,6 +93,7 @@ impl App {
                 store: Arc::clone(&store),
                 scheduler: Arc::clone(&scheduler),
                 tokenizing: Arc::clone(&tokenizing),
+                shared: feeds::shared_index(&args, &metrics, &stop, &tasks)?,
                 metrics: Arc::clone(&metrics),
                 settings: settings(&args, &replica)?,
             },

@@ -1,6 +1,8 @@
 //! The command line. Every flag is also `PILOTFISH_<FLAG>` in the environment; the texts here are `--help` and the manual.
 
 mod engine;
+mod relay;
+mod secret;
 mod serve;
 mod units;
 
@@ -9,6 +11,8 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use engine::EngineArgs;
+pub use relay::{EventEngine, RelayArgs};
+pub use secret::Secret;
 pub use serve::{DebugAccess, LogFormat, ServeArgs};
 
 /// Picks, for every LLM request that passes through Envoy, the inference endpoint that should serve it.
@@ -29,6 +33,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Print the decision table for a request body, from a running server or from files; nothing is booked.
     Explain(ExplainArgs),
+    /// Write what one engine holds into the block index that Kthena's routers read in Redis, by its KV events.
+    KvRelay(Box<RelayArgs>),
     /// Run a simulated vLLM-compatible engine: OpenAI API with SSE, /metrics, /tokenize, LoRA, faults on demand.
     Engine(EngineArgs),
 }
@@ -55,6 +61,9 @@ pub struct CheckArgs {
     /// The pool of requests that no ModelRoute claims.
     #[arg(long, value_name = "NS/NAME", env = "PILOTFISH_DEFAULT_POOL")]
     pub default_pool: Option<String>,
+    /// Redis with the block index that `kvcache-aware` reads; it is not connected to, only known to be there.
+    #[arg(long, value_name = "URL", env = "PILOTFISH_REDIS_URL", hide_env_values = true)]
+    pub redis_url: Option<Secret>,
     /// How problems are printed.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,

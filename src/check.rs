@@ -203,20 +203,20 @@ mod tests {
     fn a_configuration_is_checked_and_shown_in_both_forms() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("scheduler.yaml");
-        fs::write(
-            &file,
-            "scheduler:\n  plugins:\n    Score: {enabled: [{name: kvcache-aware, weight: 1}]}\n",
-        )
-        .unwrap();
+        fs::write(&file, "scheduler:\n  plugins:\n    Score: {enabled: [{name: gpu-usag, weight: 1}]}\n")
+            .unwrap();
         let strict = check(None, Some(&file), &Options::default());
         assert_eq!(strict.exit_code(), 1);
         let shown = strict.to_string();
         let caret = format!("  | {:>30}\n", "^");
-        assert!(shown.contains("scheduler.yaml:3:30: error: plugin type `kvcache-aware`"), "{shown}");
+        assert!(shown.contains("scheduler.yaml:3:30: error: unknown plugin type `gpu-usag`"), "{shown}");
         assert!(shown.contains(&caret), "{shown}");
         let json = strict.json();
         assert_eq!(json[0]["severity"], "error");
         assert_eq!((json[0]["line"].as_u64(), json[0]["column"].as_u64()), (Some(3), Some(30)));
+        let picker = "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: decode-filter}]\n";
+        fs::write(&file, picker).unwrap();
+        assert_eq!(check(None, Some(&file), &Options::default()).exit_code(), 1);
         let mut lenient = Options::default();
         lenient.config.allow_unsupported = true;
         let report = check(None, Some(&file), &lenient);

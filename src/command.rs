@@ -10,8 +10,10 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{self, App};
-use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, ServeArgs};
+use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, RelayArgs, ServeArgs};
 use crate::engine::{Engine, EngineConfig};
+use crate::feed::redis::Address;
+use crate::feed::relay::{Relay, RelayConfig};
 use crate::schedule::plugin::Kind;
 use crate::telemetry;
 use crate::{check, config};
@@ -26,6 +28,7 @@ pub fn run(args: Args, extra_plugins: &'static [&'static Kind]) -> ExitCode {
         Command::Check(args) => return check(&args, extra_plugins),
         Command::Explain(args) => explain::run(&args, extra_plugins),
         Command::Engine(args) => engine(args),
+        Command::KvRelay(args) => relay(*args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -44,9 +47,17 @@ fn check(args: &CheckArgs, extra_plugins: &[&Kind]) -> ExitCode {
         Ok(name) => name,
         Err(error) => return fail(&error, USAGE),
     };
+    let address = args.redis_url.as_ref().map(|url| url.expose().parse::<Address>().context("--redis-url"));
+    if let Some(Err(error)) = address {
+        return fail(&error, USAGE);
+    }
     let options = check::Options {
         default_pool: default_pool.as_ref(),
-        config: config::Options { allow_unsupported: args.allow_unsupported, extra_plugins },
+        config: config::Options {
+            allow_unsupported: args.allow_unsupported,
+            shared_index: args.redis_url.is_some(),
+            extra_plugins,
+        },
     };
     let report = check::check(args.resources.as_deref(), args.config.as_deref(), &options);
     match args.format {
@@ -102,6 +113,28 @@ fn engine(args: EngineArgs) -> Result<()> {
         }
         say(&json!({"listening": listening}))?;
         engine.run(async { drop(terminated().await) }).await?;
+        Ok(())
+    })
+}
+
+fn relay(args: RelayArgs) -> Result<()> {
+    telemetry::init(args.log_format, &args.log_level)?;
+    let config = RelayConfig {
+        engine: args.engine,
+        kind: args.engine_kind.into(),
+        identity: args.identity,
+        model: args.model,
+        events: args.events,
+        replay: args.replay,
+        redis: args.redis_url.expose().parse().context("--redis-url")?,
+    };
+    runtime()?.block_on(async {
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), identity = config.identity, "relaying");
+        let relay = Relay::new(config);
+        tokio::select! {
+            () = relay.run() => {}
+            ended = terminated() => ended?,
+        }
         Ok(())
     })
 }

@@ -27,6 +27,8 @@ pub use tokenizers::TokenizerSettings;
 pub struct Options<'a> {
     /// Skip plugins that upstream has and this version lacks, with a warning, instead of refusing the file.
     pub allow_unsupported: bool,
+    /// Whether there is a shared block index to ask.
+    pub shared_index: bool,
     /// Plugin types of a binary of one's own, found before the built-in ones.
     pub extra_plugins: &'a [&'a Kind],
 }
@@ -153,6 +155,15 @@ impl Reader<'_> {
         if by_score && !rates && !self.is_wrong() {
             let message = format!("profile `{name}` has no scorer: every endpoint counts the same");
             self.problems.warning(place, message, None);
+        }
+        for (part, place) in parts.iter().filter(|(part, _)| part.instance.needs.shared.is_some()) {
+            if !self.options.shared_index {
+                let message =
+                    format!("`{}` has no opinion: it reads a block index that is not there", part.name);
+                let advice =
+                    Some("give --redis-url the address of the Redis that engines write to".to_owned());
+                self.problems.warning(*place, message, advice);
+            }
         }
         let places: Vec<(Arc<str>, Place)> =
             parts.iter().map(|(part, place)| (Arc::clone(&part.name), *place)).collect();

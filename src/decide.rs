@@ -8,6 +8,7 @@ mod holders;
 mod joined;
 mod models;
 mod prepare;
+mod shared;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ pub use holders::{Holders, Holding};
 pub use prepare::{Tokenizing, Wait};
 
 use crate::decision::{Record, cut};
+use crate::index::shared::SharedIndex;
 use crate::metrics::{Metrics, Stage};
 use crate::prompt::Prepared;
 use crate::refusal::Refusal;
@@ -157,6 +159,8 @@ pub struct Decider {
     pub scheduler: Arc<Scheduler>,
     /// How prompts become token ids.
     pub tokenizing: Arc<Tokenizing>,
+    /// The block index that others write, if there is one.
+    pub shared: Option<Arc<dyn SharedIndex>>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Configuration.

@@ -97,7 +97,8 @@ impl Predictions {
         };
         Self {
             approximate: share(Rung::Approximate),
-            shared: share(Rung::Shared),
+            // A prompt of which only the beginning was looked up can be held further: nothing to measure by.
+            shared: share(Rung::Shared).filter(|_| !is_cut_off(prompt, held)),
             precise: share(Rung::Precise),
             tolerance: match prompt.engine_block {
                 Some(block) if !prompt.counted => block as f32 / prompt.tokens.max(1) as f32,
@@ -112,6 +113,10 @@ impl Predictions {
             .into_iter()
             .filter_map(|(rung, share)| Some((rung, share?)))
     }
+}
+
+fn is_cut_off(prompt: &Prepared, held: &Held) -> bool {
+    prompt.shared.as_ref().zip(held.shared).is_some_and(|(owners, depth)| owners.is_cut_off(depth))
 }
 
 /// One decision.

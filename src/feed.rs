@@ -3,5 +3,7 @@
 pub mod client;
 pub mod file;
 pub mod kv_events;
+pub mod redis;
+pub mod relay;
 pub mod render;
 pub mod scrape;

@@ -12,6 +12,7 @@ pub mod knowledge;
 mod lru;
 #[cfg(test)]
 pub mod reference;
+pub mod shared;
 pub mod tiers;
 
 pub use approximate::ApproximateIndex;

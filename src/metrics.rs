@@ -124,11 +124,13 @@ pub enum Degraded {
     Tokenizer,
     /// An engine publishes KV events, and what it holds is not known by them.
     KvEvents,
+    /// The shared block index does not answer: nothing is known by it.
+    Redis,
 }
 
 impl Degraded {
     /// Every source.
-    pub const ALL: [Degraded; 7] = [
+    pub const ALL: [Degraded; 8] = [
         Degraded::Resources,
         Degraded::Config,
         Degraded::StreamEnd,
@@ -136,6 +138,7 @@ impl Degraded {
         Degraded::CacheTruth,
         Degraded::Tokenizer,
         Degraded::KvEvents,
+        Degraded::Redis,
     ];
 
     /// The label value.
@@ -148,6 +151,7 @@ impl Degraded {
             Degraded::CacheTruth => "cache_truth",
             Degraded::Tokenizer => "tokenizer",
             Degraded::KvEvents => "kv_events",
+            Degraded::Redis => "redis",
         }
     }
 }

@@ -18,6 +18,7 @@ mod rendezvous;
 pub mod score_bounded_load_hash;
 pub mod score_gauges;
 pub mod score_gpu_usage;
+pub mod score_kvcache_aware;
 pub mod score_least_latency;
 pub mod score_lora_affinity;
 pub mod score_marginal_cost;
@@ -46,6 +47,7 @@ pub const PLUGINS: &[&Kind] = &[
     &score_prefix_cache::KIND,
     &score_prefix_match::KIND,
     &score_precise_prefix::KIND,
+    &score_kvcache_aware::KIND,
     &score_prefix_or_two_choices::KIND,
     &score_bounded_load_hash::KIND,
     &score_no_hit_lru::KIND,

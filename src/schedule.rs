@@ -10,6 +10,7 @@ pub mod record;
 pub mod subset;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -79,12 +80,20 @@ pub struct Scheduler {
     /// Who holds which tokens.
     pub tokens: Arc<TokenIndexes>,
     staleness: Duration,
+    shared_answers: AtomicBool,
+    mismatch_told: AtomicBool,
 }
 
 impl Scheduler {
     /// A scheduler that treats signals older than `staleness` as unknown.
     pub fn new(pipeline: Pipeline, tokens: Arc<TokenIndexes>, staleness: Duration) -> Self {
-        Self { pipeline: ArcSwap::from_pointee(pipeline), tokens, staleness }
+        Self {
+            pipeline: ArcSwap::from_pointee(pipeline),
+            tokens,
+            staleness,
+            shared_answers: AtomicBool::new(false),
+            mismatch_told: AtomicBool::new(false),
+        }
     }
 
     /// The pipeline of this moment.
@@ -92,8 +101,20 @@ impl Scheduler {
         self.pipeline.load_full()
     }
 
+    /// Notes whether the shared index answered when it was last asked.
+    pub fn note_shared(&self, answers: bool) {
+        self.shared_answers.store(answers, Ordering::Relaxed);
+    }
+
+    /// Notes that engines have blocks of another size than the profile asks the shared index for; true once a profile.
+    pub fn note_mismatch(&self) -> bool {
+        !self.mismatch_told.swap(true, Ordering::Relaxed)
+    }
+
     /// Replaces the pipeline; cycles under way finish with the old one.
     pub fn replace(&self, pipeline: Pipeline) {
+        self.note_shared(false);
+        self.mismatch_told.store(false, Ordering::Relaxed);
         self.pipeline.store(Arc::new(pipeline));
     }
 
@@ -102,6 +123,7 @@ impl Scheduler {
         let pipeline = self.pipeline();
         let asked = |rung: &Rung| match rung {
             Rung::Precise => pipeline.tokens,
+            Rung::Shared => self.shared_answers.load(Ordering::Relaxed),
             Rung::Approximate => pipeline.tokens || pipeline.text.is_some(),
             _ => false,
         };

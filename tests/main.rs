@@ -24,6 +24,8 @@ mod kit {
     pub mod picker;
     /// A picker in a process of its own.
     pub mod process;
+    /// A real redis-server.
+    pub mod redis;
     /// What came back on an ext_proc stream.
     pub mod replies;
     /// Resources as YAML.
@@ -47,6 +49,7 @@ mod cases {
 /// What engines publish, over real sockets.
 mod feeds {
     mod kv_events;
+    mod redis;
     mod zmtp;
 }
 

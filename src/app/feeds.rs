@@ -16,9 +16,11 @@ use crate::decide::{Tokenizing, Wait};
 use crate::document::{Problem, Severity};
 use crate::feed::file::{self, Resources, Timing, Watch};
 use crate::feed::kv_events::EventFeed;
+use crate::feed::redis::{Address, Connection, Health, RedisIndex};
 use crate::feed::render::Renderer;
 use crate::feed::scrape::{ScrapeConfig, Scraper};
-use crate::metrics::Degraded;
+use crate::index::shared::SharedIndex;
+use crate::metrics::{Degraded, Metrics};
 use crate::prompt::{Tokenizers, tokenize};
 use crate::schedule::plugin::Kind;
 use crate::schedule::{Pipeline, Scheduler};
@@ -61,7 +63,11 @@ pub fn first_config(args: &ServeArgs, extra: &'static [&'static Kind]) -> Result
 }
 
 fn options(args: &ServeArgs, extra: &'static [&'static Kind]) -> config::Options<'static> {
-    config::Options { allow_unsupported: args.allow_unsupported, extra_plugins: extra }
+    config::Options {
+        allow_unsupported: args.allow_unsupported,
+        shared_index: args.redis_url.is_some(),
+        extra_plugins: extra,
+    }
 }
 
 /// The scraper. An engine that started anew holds nothing of what was sent to the old one, nor of what that announced.
@@ -86,6 +92,32 @@ pub fn tokenizing(
         .context("the threads that tokenize cannot be started")?;
     let wait = Wait { least: args.tokenize_least_wait, most: args.tokenize_most_wait };
     Ok(Tokenizing { service: Some(service), sources: ArcSwap::new(sources), wait })
+}
+
+/// The block index in Redis, if the flags name one.
+pub fn shared_index(
+    args: &ServeArgs,
+    metrics: &Arc<Metrics>,
+    stop: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Result<Option<Arc<dyn SharedIndex>>> {
+    let Some(url) = &args.redis_url else { return Ok(None) };
+    let address: Address = url.expose().parse().context("--redis-url")?;
+    let connection = Connection::new(address.clone());
+    let metrics = Arc::clone(metrics);
+    let report = move |health| {
+        metrics.set_degraded(Degraded::Redis, health != Health::Well);
+        match health {
+            Health::Well => tracing::info!(redis = %address, "the shared block index answers"),
+            Health::Failing(why) => tracing::warn!(
+                redis = %address,
+                why,
+                "the shared block index does not answer: picks go on without it until it does; check --redis-url"
+            ),
+        }
+    };
+    tasks.spawn(until_stopped(stop.clone(), connection.clone().keep(report)));
+    Ok(Some(Arc::new(RedisIndex::new(connection))))
 }
 
 /// What to do when an engine does not serve a model: ask it again what it serves.

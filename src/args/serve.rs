@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use super::units;
+use super::{Secret, units};
 use crate::decide::UsageInjection;
 use crate::trust::Block;
 
@@ -136,9 +136,11 @@ pub struct ServeArgs {
     /// Has no effect in this version.
     #[arg(long, value_name = "ADDRESS,...", env = "PILOTFISH_PEERS")]
     pub peers: Option<String>,
-    /// Has no effect in this version.
-    #[arg(long, value_name = "URL", env = "PILOTFISH_REDIS_URL")]
-    pub redis_url: Option<String>,
+    /// Redis with the block index that `kvcache-aware` reads: redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// with
+    /// TLS, unix:///PATH, redis+cluster://HOST:PORT,HOST:PORT or redis+sentinel://HOST:PORT,HOST:PORT/MASTER[/DATABASE], the
+    /// last two with TLS as rediss+cluster and rediss+sentinel.
+    #[arg(long, value_name = "URL", env = "PILOTFISH_REDIS_URL", hide_env_values = true)]
+    pub redis_url: Option<Secret>,
     /// Has no effect in this version.
     #[arg(long, env = "PILOTFISH_CONFORMANCE")]
     pub conformance: bool,
@@ -164,7 +166,6 @@ impl ServeArgs {
         [
             ("--session-key-file", self.session_key_file.is_some()),
             ("--peers", self.peers.is_some()),
-            ("--redis-url", self.redis_url.is_some()),
             ("--conformance", self.conformance),
         ]
         .into_iter()

@@ -41,10 +41,36 @@ pub fn header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_ascii_lowercase(), value.to_owned()))
 }
 
+/// `NAME.NAMESPACE`.
+pub fn identity(text: &str) -> Result<String, String> {
+    let is_name = |part: &str| !part.is_empty() && !part.contains(char::is_whitespace);
+    match text.rsplit_once('.') {
+        Some((name, namespace)) if is_name(name) && is_name(namespace) => Ok(text.to_owned()),
+        _ => Err("write NAME.NAMESPACE, such as gpu-0.default".to_owned()),
+    }
+}
+
+/// `HOST:PORT`, with or without `tcp://` before it.
+pub fn socket(text: &str) -> Result<String, String> {
+    let socket = text.strip_prefix("tcp://").unwrap_or(text);
+    match socket.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(socket.to_owned()),
+        _ => Err("write HOST:PORT, such as 10.0.0.7:5557".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use rstest::rstest;
+
+    #[test]
+    fn identities_and_sockets() {
+        assert!(identity("gpu-0.default").is_ok() && identity("a.b.c").is_ok());
+        assert!(identity("gpu-0").is_err() && identity(".default").is_err() && identity("a b.c").is_err());
+        assert_eq!(socket("tcp://h:5557").as_deref(), Ok("h:5557"));
+        assert!(socket("[::1]:5557").is_ok() && socket("h").is_err() && socket("tcp://*").is_err());
+    }
 
     #[rstest]
     #[case("64Mi", Ok(64 << 20))]

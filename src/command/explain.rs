@@ -83,8 +83,12 @@ async fn offline(
         None => Pipeline::assemble("default", crate::plugins::default_parts(), None)?,
         Some(path) => {
             let text = file::text_of(path).map_err(|why| anyhow::anyhow!("{}: {why}", path.display()))?;
-            let read =
-                config::read(path, text, &config::Options { allow_unsupported: true, extra_plugins }, None);
+            let read = config::read(
+                path,
+                text,
+                &config::Options { allow_unsupported: true, extra_plugins, ..config::Options::default() },
+                None,
+            );
             read.problems.iter().for_each(|problem| eprint!("{problem}"));
             read.pipeline.context("the scheduler configuration cannot be used")?
         }
@@ -99,6 +103,7 @@ async fn offline(
         store: Arc::new(store),
         scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
         tokenizing: Arc::default(),
+        shared: None,
         metrics: Arc::new(Metrics::default()),
         settings: Settings::default(),
     };

@@ -8,9 +8,6 @@ use crate::plugins;
 use crate::schedule::pipeline::Part;
 use crate::schedule::plugin::{Instance, Kind};
 
-/// Kthena's types that have no counterpart among ours.
-const LACKING: [&str; 1] = ["kvcache-aware"];
-
 /// The part a plugin plays in one of the two lists.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
@@ -58,8 +55,8 @@ fn arguments<'n>(reader: &mut Reader<'_>, scheduler: &'n Node) -> HashMap<&'n st
             reader.problems.warning(place, message, None);
         } else if let Some(kind) = plugins::find(name, reader.options.extra_plugins) {
             reader.build(kind, args);
-        } else if !LACKING.contains(&name) {
-            reader.unknown_plugin(place, name, &LACKING);
+        } else {
+            reader.unknown_plugin(place, name, &[]);
         }
     }
     entries.into_iter().map(|(name, _, args)| (name, args)).collect()
@@ -147,13 +144,7 @@ fn part(
     arguments: &HashMap<&str, Option<&Node>>,
 ) -> Option<Part> {
     let Some(kind) = plugins::find(name, reader.options.extra_plugins) else {
-        if LACKING.contains(&name) {
-            let message =
-                format!("plugin type `{name}` is known from Kthena and not available in this version");
-            reader.unsupported(place, message, "it is skipped");
-        } else {
-            reader.unknown_plugin(place, name, &LACKING);
-        }
+        reader.unknown_plugin(place, name, &[]);
         return None;
     };
     let instance = instance(kind, arguments.get(name).copied().flatten())?;

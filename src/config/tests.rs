@@ -228,8 +228,25 @@ schedulingProfiles:
     assert_eq!(effect(&read)["blocks"]["capacity"], json!(1_000));
     assert_eq!(read.problems.len(), 1, "{:#?}", shown(&read));
     assert!(lenient(&picker_config("plugins: [{type: decode-filtre}]\n")).pipeline.is_none());
-    let kthena = "scheduler: {plugins: {Score: {enabled: [{name: kvcache-aware, weight: 1}, {name: gpu-usage, weight: 1}]}}}";
-    assert_eq!(effect(&lenient(kthena))["scorers"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn kthenas_shared_index_is_configured_and_missed_where_there_is_none() {
+    let text = "scheduler:\n  pluginConfig: [{name: kvcache-aware, args: {blockSizeToHash: 128}}]\n  plugins: \
+        {Score: {enabled: [{name: kvcache-aware, weight: 3}]}}\n";
+    let options = Options { shared_index: true, ..Options::default() };
+    let there = read_with(text, &options);
+    assert!(there.problems.is_empty(), "{:#?}", there.problems);
+    let pipeline = there.pipeline.unwrap();
+    assert_eq!((pipeline.shared.unwrap().block_tokens, pipeline.tokens), (128, true));
+    assert_eq!(pipeline.profile.scorers[0].weight, 3.0);
+    let missed = strict(text);
+    assert!(missed.pipeline.is_some());
+    let shown: Vec<String> = missed.problems.iter().map(ToString::to_string).collect();
+    assert!(
+        shown.len() == 1 && shown[0].contains("warning") && shown[0].contains("--redis-url"),
+        "{shown:?}"
+    );
 }
 
 #[test]

@@ -69,6 +69,9 @@ impl Decider {
             for tier in Tier::ALL {
                 add(Rung::Precise, Some(tier), false, lookups.in_tier(endpoint, tier));
             }
+            if let Some((depth, owners)) = held.shared.zip(prompt.shared.as_ref()) {
+                add(Rung::Shared, None, false, owners.whole(depth));
+            }
             add(Rung::Approximate, None, false, held.routed);
             add(Rung::Approximate, None, true, held.text);
         }

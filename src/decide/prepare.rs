@@ -103,6 +103,7 @@ impl Decider {
             let block = engine_block.unwrap_or(USUAL_BLOCK);
             prompt.ids = Blocks::of_tokens(&ids, block, Namespace { adapter, salt });
             prompt.token_ids = Some(ids);
+            self.ask_shared(&mut prompt, pipeline, routed, request).await;
         }
         record.stages.prompt = began.elapsed();
         self.metrics.stage(Stage::Prompt, record.stages.prompt);

@@ -391,6 +391,7 @@ mod tests {
                 store: Arc::default(),
                 scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), Duration::from_secs(2))),
                 tokenizing: Arc::default(),
+                shared: None,
                 metrics: Arc::clone(&metrics),
                 settings: Settings::default(),
             },

@@ -7,7 +7,7 @@
 pub mod follower;
 pub mod holdings;
 pub mod pending;
-mod replay;
+pub(super) mod replay;
 pub mod sequence;
 pub mod source;
 pub mod status;

@@ -19,6 +19,8 @@ pub struct Held {
     pub precise: Option<u32>,
     /// As `precise`, in device memory alone.
     pub device: Option<u32>,
+    /// Blocks that it owns in the shared index, the shorter last one counted; none if that did not answer.
+    pub shared: Option<u32>,
     /// Tokens, by the best rung that is trusted.
     pub tokens: u32,
     /// That rung.
@@ -31,6 +33,9 @@ impl Held {
         match rung {
             Rung::Precise => {
                 self.precise.filter(|_| !prompt.ids.is_empty()).map(|depth| prompt.ids.tokens(depth))
+            }
+            Rung::Shared => {
+                self.shared.zip(prompt.shared.as_ref()).map(|(depth, owners)| owners.tokens(depth))
             }
             Rung::Approximate if !prompt.ids.is_empty() => Some(prompt.ids.tokens(self.routed)),
             Rung::Approximate if !prompt.text.is_empty() => {
@@ -159,6 +164,7 @@ impl Lookups {
             text: self.text.depth(holder),
             routed: self.routed(prompt, holder, tokens),
             precise: follows.then_some(deepest),
+            shared: prompt.shared.as_ref().map(|owners| owners.depth(endpoint.slot)),
             device: follows.then(|| self.tiers[Tier::Gpu as usize].depth(holder)),
             ..Held::default()
         };

@@ -48,8 +48,15 @@ pub const KV_CACHE: Kind = Kind {
     },
 };
 
-const METRICS: Needs =
-    Needs { blocks: None, tokens: false, held: false, head_bytes: None, metrics: true, lora: false };
+const METRICS: Needs = Needs {
+    blocks: None,
+    tokens: false,
+    shared: None,
+    held: false,
+    head_bytes: None,
+    metrics: true,
+    lora: false,
+};
 
 fn gauge(read: fn(&Candidate) -> Option<f32>) -> Instance {
     Instance::scorer(LowestGauge { read }).needs(METRICS)

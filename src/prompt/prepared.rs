@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Blocks, Tokens};
+use crate::index::shared::SharedOwners;
 
 /// A prompt, ready for a cycle.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +23,8 @@ pub struct Prepared {
     pub ids: Blocks,
     /// Its token ids.
     pub token_ids: Option<Tokens>,
+    /// Who owns its blocks in the shared index; none if nobody asks, its ids are unknown, or the index did not answer.
+    pub shared: Option<SharedOwners>,
 }
 
 impl Prepared {

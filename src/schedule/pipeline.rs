@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::plugin::{BlockNeeds, Filter, Instance, Picker, Scorer};
+use super::plugin::{BlockNeeds, Filter, Instance, Picker, Scorer, SharedNeeds};
 use crate::index::{ApproximateIndex, TextIndex};
 
 /// A filter under the name the configuration gave it.
@@ -60,6 +60,8 @@ pub struct Pipeline {
     pub text: Option<TextIndex>,
     /// Whether a plugin of the profile asks for tokens.
     pub tokens: bool,
+    /// How the shared index is asked, if a plugin of the profile wants that.
+    pub shared: Option<SharedNeeds>,
     /// Numbers of leading bytes of the prompt whose hash a plugin of the profile asks for.
     pub heads: SmallVec<[usize; 1]>,
 }
@@ -110,6 +112,7 @@ impl Pipeline {
         let mut picker = None;
         let mut blocks: Option<BlockNeeds> = None;
         let (mut tokens, mut held) = (false, false);
+        let mut shared: Option<SharedNeeds> = None;
         let mut heads = SmallVec::new();
         for part in parts {
             match (blocks, part.instance.needs.blocks) {
@@ -118,7 +121,11 @@ impl Pipeline {
                 _ => {}
             }
             let needs = part.instance.needs;
-            tokens |= needs.tokens || needs.held;
+            if shared.zip(needs.shared).is_some_and(|(a, b)| a != b) {
+                return Err(PipelineError::BlocksDiffer(part.name));
+            }
+            shared = shared.or(needs.shared);
+            tokens |= needs.tokens || needs.held || needs.shared.is_some();
             held |= needs.held;
             heads.extend(needs.head_bytes.filter(|bytes| !heads.contains(bytes)));
             if let Some(filter) = part.instance.filter.filter(|_| part.filters) {
@@ -151,6 +158,7 @@ impl Pipeline {
             profile: Arc::new(Profile { name: name.into(), filters, scorers, picker }),
             text,
             tokens,
+            shared,
             heads,
         })
     }

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use serde::de::DeserializeOwned;
@@ -60,6 +61,8 @@ pub struct Needs {
     pub blocks: Option<BlockNeeds>,
     /// Prompt tokens in blocks, and who holds them.
     pub tokens: bool,
+    /// Who owns the prompt's blocks in an index shared with others.
+    pub shared: Option<SharedNeeds>,
     /// What endpoints hold by the best source there is: tokens, and text cut as another plugin wants it or by default.
     pub held: bool,
     /// A hash of so many leading bytes of the prompt's text.
@@ -68,6 +71,17 @@ pub struct Needs {
     pub metrics: bool,
     /// Adapter lists.
     pub lora: bool,
+}
+
+/// How a plugin wants the shared index asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedNeeds {
+    /// Tokens in a block, as the engines have it.
+    pub block_tokens: usize,
+    /// Leading blocks looked up.
+    pub max_blocks: usize,
+    /// Time that a pick waits for the answer.
+    pub deadline: Duration,
 }
 
 /// How a plugin wants prompts cut.

@@ -4,7 +4,7 @@
 //! left for the next one when it is not there or when it lies, and taken again when it is right for a while: every response
 //! that reports its cached tokens is held against what each source had predicted.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A source of knowledge about caches, the better the higher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -101,6 +101,8 @@ pub struct CacheKnowledge {
     blocks: AtomicU32,
     /// When it was last given a prompt that nobody held, counted in such prompts.
     last_cold: AtomicU64,
+    /// Whether it was found in the shared index.
+    shared: AtomicBool,
 }
 
 /// Prompts that nobody held.
@@ -136,7 +138,12 @@ impl CacheKnowledge {
 
     /// Whether picks may go by `rung`: it is there and has not been caught lying.
     pub fn trusts(&self, rung: Rung) -> bool {
-        let there = rung != Rung::Precise || self.follows_events();
+        let there = match rung {
+            Rung::Precise => self.follows_events(),
+            // Who was never found there may have nobody who writes for it.
+            Rung::Shared => self.shared.load(Ordering::Relaxed),
+            _ => true,
+        };
         there && self.truth(rung).is_none_or(|truth| !truth.is_doubted())
     }
 
@@ -192,8 +199,14 @@ impl CacheKnowledge {
         PREDICTING.into_iter().rev().filter(|&rung| self.trusts(rung))
     }
 
+    /// It was found in the shared index.
+    pub fn note_shared(&self) {
+        self.shared.store(true, Ordering::Relaxed);
+    }
+
     /// The engine started anew: what was measured before says nothing.
     pub fn forget(&self) {
+        self.shared.store(false, Ordering::Relaxed);
         self.truth.iter().for_each(Truth::forget);
         self.forgotten.store(0, Ordering::Relaxed);
     }
@@ -318,6 +331,16 @@ mod tests {
         assert_eq!(knowledge.remembered(1_600), 100);
         (0..10_000).for_each(|_| respond(1.0));
         assert_eq!(knowledge.remembered(1_000), 1_000);
+    }
+
+    #[test]
+    fn the_shared_index_counts_for_those_who_were_found_in_it() {
+        let knowledge = CacheKnowledge::default();
+        assert!(!knowledge.trusts(Rung::Shared));
+        knowledge.note_shared();
+        assert!(knowledge.trusts(Rung::Shared));
+        knowledge.forget();
+        assert!(!knowledge.trusts(Rung::Shared));
     }
 
     #[test]

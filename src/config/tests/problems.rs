@@ -192,7 +192,8 @@ fn each_problem_of_a_profile_has_its_place(#[case] entries: &str, #[case] expect
 )]
 #[case(
     "scheduler:\n  plugins:\n    Score: {enabled: [{name: kvcache-aware, weight: 1}]}\n",
-    "3:30 error plugin type `kvcache-aware` is known from Kthena and not available in this version"
+    "3:30 warning `kvcache-aware` has no opinion: it reads a block index that is not there = give --redis-url the address of \
+     the Redis that engines write to"
 )]
 #[case(
     "scheduler:\n  pluginConfig:\n  - {name: prefix-cash}\n",

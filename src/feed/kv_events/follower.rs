@@ -28,6 +28,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+pub(in crate::feed) use apply::{attends_to_all, tier_of};
+
 use super::holdings::Holdings;
 use super::sequence::{Ask, Known, Sequence};
 use super::status::{Counts, Skip, Status};

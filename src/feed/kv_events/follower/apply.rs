@@ -206,12 +206,12 @@ impl Scratch {
 }
 
 /// Whether layers of that kind need every block of a prefix. Versions that do not say have no others.
-fn attends_to_all(attention: Option<&str>) -> bool {
+pub(in crate::feed) fn attends_to_all(attention: Option<&str>) -> bool {
     matches!(attention, None | Some("full_attention" | "mla_attention" | "sink_full_attention"))
 }
 
 /// Where a medium is. Versions that do not say have device memory only.
-fn tier_of(medium: Option<&str>) -> Option<Tier> {
+pub(in crate::feed) fn tier_of(medium: Option<&str>) -> Option<Tier> {
     let Some(medium) = medium else { return Some(Tier::Gpu) };
     let is = |names: &[&str]| names.iter().any(|name| medium.eq_ignore_ascii_case(name));
     if is(&["GPU"]) {

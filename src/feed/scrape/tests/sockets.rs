@@ -165,13 +165,13 @@ async fn an_engine_comes_up_is_read_and_goes_down() {
     until("the page is read", || last(&endpoint, SignalKind::Foreign) == Some(3.0)).await;
     assert_eq!(endpoint.health.state(), State::Up);
     until("the models are read", || endpoint.adapters.load().is_some()).await;
-    assert_eq!(endpoint.adapters.load().as_ref().unwrap().served, ["m".into()]);
+    assert_eq!(endpoint.adapters.load().as_ref().unwrap().served, [Box::from("m")]);
     until("the status is shown", || scraper.status(endpoint.slot).unwrap().dialect == Some("vLLM")).await;
     assert!(scraper.status(endpoint.slot).unwrap().filtered);
     drop(server);
     until("the endpoint is down", || endpoint.health.state() == State::Down).await;
     assert_eq!(last(&endpoint, SignalKind::Running), Some(1.0), "the last value grows old");
-    assert_eq!(endpoint.adapters.load().as_ref().unwrap().served, ["m".into()], "the last list stays");
+    assert_eq!(endpoint.adapters.load().as_ref().unwrap().served, [Box::from("m")], "the last list stays");
 }
 
 #[tokio::test]
