@@ -98,7 +98,8 @@ async def ask(port, body):
                      b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         if " 200 " not in head.split("\r\n")[0]:
-            raise Failed(head.split("\r\n")[0])
+            reason = [line for line in head.split("\r\n") if line.startswith("x-pilotfish-reason")]
+            raise Failed(head.split("\r\n")[0], *reason, (await reader.read(300)).decode(errors="replace"))
         engine = next(line.split(": ")[1] for line in head.split("\r\n") if line.startswith("x-engine-name: "))
         first, text = None, b""
         while size := int(await reader.readline() or b"0", 16):
