@@ -29,6 +29,10 @@ bench: ## The picker beside an ext_proc server that does nothing, and the cost o
 	@python3 scripts/bench.py
 	@python3 scripts/bench_scrape.py
 
+.PHONY: bench-policies
+bench-policies: ## Scheduling policies side by side: times and cache hits behind a real Envoy; 8 minutes
+	@python3 scripts/bench_policies.py
+
 .PHONY: microbench
 microbench: ## Micro-benchmarks of single parts
 	cargo bench --locked

@@ -35,12 +35,14 @@ mod kit {
 /// One test for every case of `tests/data/cases`.
 mod cases {
     mod encodings;
+    mod hashing;
     mod kv_events;
     mod lifecycle;
     mod load;
     mod metrics;
     mod observability;
     mod parsing;
+    mod performance;
     mod protocol;
     mod routing;
     mod scheduling;

@@ -47,24 +47,35 @@ impl ApproximateIndex {
         if blocks.is_empty() {
             return self.blocks_of(holder.slot).0;
         }
-        let (known, endpoints) = {
-            let endpoints = self.endpoints.read();
-            (endpoints.get(&holder.slot).cloned(), endpoints.len())
-        };
-        let remembered = known.unwrap_or_else(|| {
-            let new = || Remembered {
-                holder,
-                lru: Lru::new(capacity),
-                answers: Answers::default(),
-                dropped: Vec::new(),
-            };
-            let mut endpoints = self.endpoints.write();
-            Arc::clone(endpoints.entry(holder.slot).or_insert_with(|| Arc::new(Mutex::new(new()))))
-        });
-        let capacity = capacity.min(self.most_blocks / endpoints.max(1)).max(1);
+        let known = self.endpoints.read().get(&holder.slot).cloned();
+        let remembered = known.unwrap_or_else(|| self.admit(holder));
+        let capacity = capacity.min(self.share());
         let mut remembered = remembered.lock();
         remembered.enter(&self.chains, blocks, capacity);
         remembered.lru.len()
+    }
+
+    /// Most blocks of one endpoint.
+    fn share(&self) -> usize {
+        (self.most_blocks / self.endpoints.read().len().max(1)).max(1)
+    }
+
+    /// Makes room for one more endpoint: the shares of the others shrink now, since nothing may ever be sent to them again.
+    fn admit(&self, holder: Holder) -> Arc<Mutex<Remembered>> {
+        let new =
+            || Remembered { holder, lru: Lru::new(1), answers: Answers::default(), dropped: Vec::new() };
+        let admitted = Arc::clone(
+            self.endpoints.write().entry(holder.slot).or_insert_with(|| Arc::new(Mutex::new(new()))),
+        );
+        let share = self.share();
+        let all: Vec<_> = self.endpoints.read().values().cloned().collect();
+        for remembered in all {
+            let mut remembered = remembered.lock();
+            if remembered.lru.capacity() > share {
+                remembered.resize(&self.chains, share);
+            }
+        }
+        admitted
     }
 
     /// The endpoint of that slot answered a prompt that ends so with `tokens`.
@@ -113,6 +124,13 @@ impl ApproximateIndex {
 }
 
 impl Remembered {
+    fn resize(&mut self, chains: &ChainIndex, capacity: usize) {
+        self.dropped.clear();
+        self.lru.set_capacity(capacity, &mut self.dropped);
+        chains.remove(self.holder, &self.dropped);
+        self.answers.forget(&self.dropped);
+    }
+
     fn enter(&mut self, chains: &ChainIndex, blocks: &Blocks, capacity: usize) {
         let names = blocks.names();
         self.dropped.clear();
@@ -189,6 +207,23 @@ mod tests {
         index.routed(&blocks("111122223333444455556666"), B, 100);
         index.routed(&blocks("111122223333444455556666"), B, 100);
         assert_eq!(depth(&index, B, "111122223333444455556666"), 4, "8 blocks among two endpoints");
+    }
+
+    #[test]
+    fn all_endpoints_together_stay_within_the_cap_also_those_that_nothing_is_sent_to_any_more() {
+        let index = ApproximateIndex::new(64);
+        for number in 0..16 {
+            let holder = Holder { seat: 91_000 + number, slot: 2_000_000 + u64::from(number) };
+            for prompt in 0..20 {
+                let ids: Vec<u32> = (0..64).map(|at| number * 10_000 + prompt * 64 + at).collect();
+                index.routed(&Blocks::of_tokens(&ids, 16, Namespace::default()), holder, 1_000);
+                assert!(index.size().held <= 64, "{} blocks at endpoint {number}", index.size().held);
+            }
+        }
+        assert_eq!(index.size().held, 64);
+        for number in 0..16 {
+            assert_eq!(index.blocks_of(2_000_000 + number), (4, 4));
+        }
     }
 
     proptest! {
