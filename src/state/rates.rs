@@ -132,7 +132,8 @@ fn beyond_noise(own: f64, usual: f64) -> f64 {
 const PRIOR_SAMPLES: f64 = 8.0;
 /// Samples a mean remembers.
 const MOST_SAMPLES: u32 = 32;
-/// Seconds of prefill at unit speed below which the network and the queue of Envoy are most of what is measured.
+/// Seconds of prefill below which the network and the queue of Envoy are most of what is measured. Below the time of a step
+/// it is the wait for the step under way.
 const LEAST_PREFILL: f64 = 0.001;
 /// A single sample counts as at most so many times the mean: one that waited for a cold start says nothing of the rate.
 const OUTLIER: f64 = 8.0;
@@ -214,7 +215,7 @@ impl Rates {
             self.step.learn(known.step * speed.step * token / step);
         }
         let Some(first) = seen.first_token else { return };
-        if forecast.prefill > LEAST_PREFILL {
+        if known.prefill * forecast.prefill > LEAST_PREFILL.max(step) {
             self.prefill.learn((first - step).max(first * 0.1) / forecast.prefill * speed.prefill);
         }
     }
@@ -303,6 +304,14 @@ mod tests {
         }
         let learned = rates.factors(Factors::UNIT);
         assert!(close(learned.step, 3.0) && close(learned.prefill, 3.0), "{learned:?}");
+    }
+
+    #[test]
+    fn a_prompt_that_is_cached_but_for_its_end_says_nothing_of_prefill() {
+        let rates = Rates::default();
+        let forecast = Forecast { prefill: 0.005, sequences: 4.0, context: 4_000.0 };
+        rates.learn(&forecast, &Pace { first_token: Some(0.03), token: Some(0.0117) }, Speed::default());
+        assert_eq!(rates.samples(), (0, 1));
     }
 
     #[test]
