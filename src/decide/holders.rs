@@ -78,7 +78,7 @@ impl Decider {
         let blocks = if prompt.counted { &prompt.ids } else { &prompt.text };
         Ok(Holders {
             blocks: blocks.len(),
-            block_tokens: blocks.tokens(1),
+            block_tokens: blocks.block_tokens(),
             counted: prompt.counted,
             prompt_tokens: prompt.tokens,
             holders,

@@ -175,6 +175,27 @@ impl Lookups {
 
 /// Blocks of a prompt that an engine's cache can hold, for an LRU that follows it; none if the engine does not say.
 pub fn capacity_in(blocks: &Blocks, cache_tokens: Option<u64>) -> Option<usize> {
-    let per_block = blocks.tokens(1).max(1);
+    let per_block = blocks.block_tokens().max(1);
     cache_tokens.map(|tokens| (tokens / per_block).max(1) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::Namespace;
+    use crate::schedule::plugin::BlockNeeds;
+
+    #[test]
+    fn a_cache_is_as_large_whatever_prompt_comes() {
+        let text =
+            |bytes: usize| Blocks::of_text(BlockNeeds::DEFAULT, "m", None, |sink| sink(&vec![b'x'; bytes]));
+        let ids = |n: u32| Blocks::of_tokens(&(0..n).collect::<Vec<_>>(), 16, Namespace::default());
+        for blocks in [text(1), text(40), text(512), text(9_000)] {
+            assert_eq!(capacity_in(&blocks, Some(12_800)), Some(100));
+        }
+        for blocks in [ids(1), ids(16), ids(17), ids(900)] {
+            assert_eq!(capacity_in(&blocks, Some(1_600)), Some(100));
+        }
+        assert_eq!(capacity_in(&ids(17), None), None);
+    }
 }

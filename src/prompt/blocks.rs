@@ -133,6 +133,11 @@ impl Blocks {
         if self.tokens { &self.contents } else { &self.names }
     }
 
+    /// Tokens in a full block, whether or not the prompt fills one; of text by [`BYTES_PER_TOKEN`].
+    pub fn block_tokens(&self) -> u64 {
+        if self.tokens { self.unit } else { self.unit / BYTES_PER_TOKEN as u64 }
+    }
+
     /// Bytes or tokens in a block.
     pub fn unit(&self) -> usize {
         self.unit as usize
