@@ -147,7 +147,8 @@ def run(binary, envoy, work, processes):
     text = (ROOT / "examples/quickstart/resources.yaml").read_text()
     (resources / "resources.yaml").write_text(with_ports(text, ports))
     scheduler = ROOT / "examples/quickstart/scheduler.yaml"
-    command = [binary, "serve", "--resources", resources, "--config", scheduler, "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
+    # What is built here is not optimised: token ids may take it longer than a release build would wait.
+    command = [binary, "serve", "--resources", resources, "--config", scheduler, "--tokenize-least-wait", "50ms", "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
     picker = processes.start("pilotfish", command, wait_for_line=True)
 
     ports |= {10000: free_port(), 9901: free_port(), 9002: int(picker["grpc"].rsplit(":", 1)[1])}
