@@ -26,11 +26,7 @@ fn main() {
 fn folder() -> PathBuf {
     let cache = std::env::var_os("PILOTFISH_CACHE").map(PathBuf::from).unwrap_or_default();
     let real = cache.join("tokenizers/qwen3");
-    if real.exists() {
-        real
-    } else {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizers/small")
-    }
+    if real.exists() { real } else { PathBuf::from("tests/data/tokenizers/small") }
 }
 
 fn tokenizer() -> LocalTokenizer {
@@ -41,7 +37,7 @@ fn tokenizer() -> LocalTokenizer {
 fn text(from: usize, bytes: usize) -> &'static str {
     static ALL: LazyLock<String> = LazyLock::new(|| {
         let mut text = String::new();
-        add(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+        add(Path::new("src"), &mut text);
         text
     });
     &ALL[from..from + bytes]

@@ -1,14 +1,14 @@
 //! Writes the files that are derived from the plugins: `cargo run --example generate`.
 
-use std::fs;
-use std::io;
-use std::path::Path;
+use std::path::PathBuf;
+use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Asked at run time: a build directory may serve several checkouts.
+    let root = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
     for (path, text) in pilotfish::manual::documents() {
         let file = root.join(path);
-        fs::create_dir_all(file.parent().unwrap_or(root))?;
+        fs::create_dir_all(file.parent().unwrap_or(&root))?;
         fs::write(&file, text)?;
         println!("wrote {path}");
     }

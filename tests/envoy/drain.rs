@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use futures::future::join_all;
 use pilotfish::engine::Fault;
 use rstest::rstest;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -41,7 +39,7 @@ async fn running_streams_complete_before_a_drained_picker_ends(
 ) {
     let engines = start_engines(2).await;
     let mut picker =
-        Process::start(&(endpoints(&engines) + &pool()), "--drain-grace 500ms --drain-timeout 15s").await;
+        Process::start(&(endpoints(&engines) + &pool()), "--drain-grace 3s --drain-timeout 5m").await;
     picker.until("pilotfish_endpoints", &[("state", "up")], 2.0).await;
     let addresses: Vec<_> = engines.iter().map(|engine| engine.state.address()).collect();
     let gateway = Gateway::start(setup, &[picker.grpc], &addresses).await;
@@ -55,14 +53,14 @@ async fn running_streams_complete_before_a_drained_picker_ends(
     assert_eq!((health(&picker).await, picker.get("/readyz").await.status), (1, 200));
 
     picker.terminate();
-    let asked = Instant::now();
     eventually("the picker says that it is not ready", async || {
         (picker.get("/readyz").await.status == 503).then_some(())
     })
     .await;
     assert_eq!(health(&picker).await, 2, "both say so");
     assert_eq!(picker.get("/healthz").await.status, 200, "it lives");
-    assert!(asked.elapsed() < Duration::from_millis(500), "at once, not after the grace");
+    let accepts = tokio::net::TcpStream::connect(picker.grpc).await.is_ok();
+    assert!(accepts, "it says so at once and takes streams until the grace is over");
     eventually("the listener is closed", async || tokio::net::TcpStream::connect(picker.grpc).await.err())
         .await;
     assert_eq!(picker.metric("pilotfish_reserved_requests", &[]).await, 20.0, "streams still run");
@@ -73,13 +71,7 @@ async fn running_streams_complete_before_a_drained_picker_ends(
         assert_eq!(events.len(), 19 + 1, "every further token and the end");
         assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
     }
-    let released = Instant::now();
-    assert_eq!(picker.ended().await.code(), Some(0));
-    let after = released.elapsed();
-    assert!(
-        after < Duration::from_secs(5),
-        "it ended {after:?} after its last stream, not with the drain timeout"
-    );
+    assert_eq!(picker.ended().await.code(), Some(0), "with its last stream, not with the drain timeout");
 }
 
 #[rstest]

@@ -36,7 +36,7 @@ impl Setup {
             Setup::FullDuplex => "full-duplex.yaml",
             Setup::GatewayShaped => "gateway-shaped.yaml",
         };
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy").join(name)
+        Path::new("envoy").join(name)
     }
 }
 
@@ -135,7 +135,7 @@ fn binary() -> &'static Path {
         if let Some(path) = std::env::var_os("PILOTFISH_ENVOY").filter(|path| !path.is_empty()) {
             return path.into();
         }
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/envoy.sh");
+        let script = Path::new("scripts/envoy.sh");
         let found = Command::new(script).stderr(Stdio::inherit()).output().unwrap();
         assert!(found.status.success(), "scripts/envoy.sh found no Envoy");
         String::from_utf8(found.stdout).unwrap().trim().into()

@@ -110,7 +110,7 @@ fn binary() -> &'static Path {
         if let Some(path) = std::env::var_os("PILOTFISH_REDIS_SERVER").filter(|path| !path.is_empty()) {
             return path.into();
         }
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/redis.sh");
+        let script = Path::new("scripts/redis.sh");
         let found = Command::new(script).stderr(Stdio::inherit()).output().unwrap();
         assert!(found.status.success(), "scripts/redis.sh found no redis-server");
         String::from_utf8(found.stdout).unwrap().trim().into()

@@ -92,7 +92,7 @@ fn body(capture: &str) -> String {
 }
 
 fn capture(name: &str) -> String {
-    let path = format!("{}/tests/data/vllm/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("tests/data/vllm/{name}.txt");
     body(&std::fs::read_to_string(path).unwrap())
 }
 

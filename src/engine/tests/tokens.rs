@@ -14,7 +14,7 @@ use crate::prompt::{Origin, Skipped, TokenizerSource, Tokenizers};
 use crate::request::parse;
 use crate::state::endpoint::EngineKind;
 
-const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tokenizers");
+const DIR: &str = "tests/data/tokenizers";
 
 fn tokenizing(scale_out: bool) -> EngineConfig {
     EngineConfig { tokenizer: Some(format!("{DIR}/small").into()), scale_out, ..config() }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::*;
 use crate::request::{LlmRequest, parse};
 
-const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tokenizers");
+const DIR: &str = "tests/data/tokenizers";
 const BUDGET: Duration = Duration::from_millis(30);
 
 fn file() -> TokenizerSource {
@@ -186,7 +186,8 @@ fn files_that_are_missing_broken_or_elsewhere_are_problems_for_the_operator() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("broken")).unwrap();
     std::fs::write(dir.path().join("broken/tokenizer.json"), "{}").unwrap();
-    std::os::unix::fs::symlink(format!("{DIR}/small"), dir.path().join("link")).unwrap();
+    std::os::unix::fs::symlink(std::fs::canonicalize(DIR).unwrap().join("small"), dir.path().join("link"))
+        .unwrap();
     let service =
         Tokenizers::new(Options { dir: Some(dir.path().to_owned()), threads: 0, ..Options::default() }, None)
             .unwrap();
@@ -285,7 +286,7 @@ fn ids_are_those_of_a_real_vllm() {
     std::fs::write(dir.path().join("chat_template.jinja"), CAPTURED_TEMPLATE).unwrap();
     let tokenizer = crate::prompt::tokenizer::LocalTokenizer::load(dir.path()).unwrap();
     let cache = TokenCache::new(1 << 20);
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/vllm");
+    let data = Path::new("tests/data/vllm");
     for (file, path) in [
         ("tok_completion", "/v1/completions"),
         ("tok_chat_gen", "/v1/chat/completions"),

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::cuts::Cuts;
 use super::*;
 
-const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tokenizers/small");
+const SMALL: &str = "tests/data/tokenizers/small";
 
 fn small() -> LocalTokenizer {
     LocalTokenizer::load(Path::new(SMALL)).unwrap()
