@@ -82,7 +82,7 @@ impl ApproximateIndex {
     pub fn answered(&self, slot: u64, ending: Ending, tokens: u32) {
         let Some(remembered) = self.endpoints.read().get(&slot).cloned() else { return };
         let mut remembered = remembered.lock();
-        if remembered.lru.holds(ending.name) {
+        if self.chains.holds(remembered.holder, ending.name) {
             remembered.answers.add(ending, tokens);
         }
     }
@@ -137,23 +137,19 @@ impl Remembered {
         if self.lru.capacity() != capacity {
             self.lru.set_capacity(capacity, &mut self.dropped);
         }
-        let held = self.lru.depth(names);
-        self.lru.enter(names, &mut self.dropped);
-        // What was dropped and entered again in one go never left.
-        self.dropped.retain(|&name| !self.lru.holds(name));
+        let entered = self.lru.enter(names, &mut self.dropped);
         chains.remove(self.holder, &self.dropped);
         self.answers.forget(&self.dropped);
-        let now_held = self.lru.depth(names);
         let stored = |from: usize| {
-            let blocks: SmallVec<[Block; 64]> = names[from..now_held]
+            let blocks: SmallVec<[Block; 64]> = names[from..entered.held]
                 .iter()
-                .zip(&blocks.contents()[from..now_held])
+                .zip(&blocks.contents()[from..entered.held])
                 .map(|(&name, &content)| Block { name, content })
                 .collect();
             let parent = from.checked_sub(1).map(|at| names[at]);
             chains.store(self.holder, parent, &blocks)
         };
-        if held < now_held && stored(held).is_err() {
+        if entered.known < entered.held && stored(entered.known).is_err() {
             // The holder's seat was taken over and given back: what the LRU holds is the truth.
             let _ = stored(0);
         }

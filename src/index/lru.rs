@@ -1,130 +1,215 @@
-//! A least-recently-used set of hashes, its nodes in one vector.
+//! A least-recently-used set of block names that knows chains: what is held of a chain is always a leading part of it.
 
 use ahash::AHashMap;
+use smallvec::SmallVec;
 
 const NONE: u32 = u32::MAX;
 
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    hash: u64,
+/// Names that follow each other in a chain, found by the first of them. Prompts come and go as a whole, so a prompt of
+/// 1,000 blocks is one or two of these and costs one or two lookups, not 1,000.
+#[derive(Debug)]
+struct Run {
+    /// Never empty while linked.
+    names: Vec<u64>,
     newer: u32,
     older: u32,
+    /// Whether more than one chain went on from its end: what follows next begins a run of its own.
+    forked: bool,
 }
 
-/// The set. Chains are entered from their deepest block to their first, so a block is always younger than every block
-/// that builds on it, and the deepest is dropped first: what is held of a chain is always a leading part of it.
+/// The set. A chain becomes young from its deepest run to its first, so a run is younger than every run that builds on it,
+/// and the deepest name of the oldest run is dropped first.
 #[derive(Debug)]
 pub struct Lru {
     capacity: usize,
-    by_hash: AHashMap<u64, u32>,
-    nodes: Vec<Node>,
+    held: usize,
+    heads: AHashMap<u64, u32>,
+    runs: Vec<Run>,
     newest: u32,
     oldest: u32,
-    /// Nodes that hold nothing, after the capacity fell.
     vacant: Vec<u32>,
 }
 
+/// What entering a chain did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entered {
+    /// Leading names of the chain that were held before.
+    pub known: usize,
+    /// Those that are now: all that the capacity takes.
+    pub held: usize,
+}
+
+/// What is held of a chain.
+#[derive(Default)]
+struct Walked {
+    /// The runs that it passes, first to deepest.
+    path: SmallVec<[u32; 16]>,
+    /// How many names that is.
+    known: usize,
+    /// The run that goes on elsewhere or further, and after how many of its names the chain leaves it.
+    left: Option<(u32, usize)>,
+}
+
 impl Lru {
-    /// An empty set of at most `capacity` hashes, at least one.
+    /// An empty set of at most `capacity` names, at least one.
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity: within_reach(capacity),
-            by_hash: AHashMap::new(),
-            nodes: Vec::new(),
+            held: 0,
+            heads: AHashMap::new(),
+            runs: Vec::new(),
             newest: NONE,
             oldest: NONE,
             vacant: Vec::new(),
         }
     }
 
-    /// Hashes held.
+    /// Names held.
     pub fn len(&self) -> usize {
-        self.by_hash.len()
+        self.held
     }
 
-    /// Most hashes held.
+    /// Most names held.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Changes the capacity; hashes beyond it are dropped, the oldest first, and handed to `dropped`.
+    /// Changes the capacity; names beyond it are dropped, the oldest first, and handed to `dropped`.
     pub fn set_capacity(&mut self, capacity: usize, dropped: &mut Vec<u64>) {
         self.capacity = within_reach(capacity);
-        while self.len() > self.capacity {
-            let at = self.drop_oldest(dropped);
-            self.vacant.push(at);
+        self.make_room(0, dropped);
+    }
+
+    /// Enters a chain, or makes it young again. Names dropped in exchange are handed to `dropped`; they are none of the
+    /// chain's own.
+    pub fn enter(&mut self, chain: &[u64], dropped: &mut Vec<u64>) -> Entered {
+        let chain = &chain[..chain.len().min(self.capacity)];
+        let Walked { path, known, left } = self.walk(chain);
+        if let Some((run, after)) = left {
+            self.part(run, after);
         }
+        // Young first, lest it is dropped for its own continuation.
+        self.make_young(&path);
+        let new = &chain[known..];
+        self.make_room(new.len(), dropped);
+        if !new.is_empty() {
+            self.held += new.len();
+            match path.last().map(|&at| &mut self.runs[at as usize]).filter(|last| !last.forked) {
+                Some(last) => last.names.extend_from_slice(new),
+                None => {
+                    let run = self.admit(new.to_vec());
+                    self.link_newest(run);
+                    self.make_young(&path);
+                }
+            }
+        }
+        Entered { known, held: chain.len() }
     }
 
-    /// Whether it holds a hash.
-    pub fn holds(&self, hash: u64) -> bool {
-        self.by_hash.contains_key(&hash)
+    fn walk(&self, chain: &[u64]) -> Walked {
+        let mut walked = Walked::default();
+        while let Some(&at) = chain.get(walked.known).and_then(|name| self.heads.get(name)) {
+            let names = &self.runs[at as usize].names;
+            let both = names.iter().zip(&chain[walked.known..]);
+            let same = both.take_while(|(name, other)| name == other).count();
+            walked.path.push(at);
+            walked.known += same;
+            if same < names.len() {
+                walked.left = Some((at, same));
+                break;
+            }
+        }
+        walked
     }
 
-    /// How many leading hashes of a chain are held.
+    /// How many leading names of a chain are held.
+    #[cfg(test)]
     pub fn depth(&self, chain: &[u64]) -> usize {
-        chain.partition_point(|hash| self.by_hash.contains_key(hash))
+        self.walk(chain).known
     }
 
-    /// Enters a chain, or makes it young again. Hashes dropped in exchange are handed to `dropped`.
-    pub fn enter(&mut self, chain: &[u64], dropped: &mut Vec<u64>) {
-        chain.iter().rev().for_each(|&hash| self.touch(hash, dropped));
+    /// Makes a run end after its first `len` names; the rest is a run of its own, as young.
+    fn part(&mut self, at: u32, len: usize) {
+        let run = &mut self.runs[at as usize];
+        let (rest, forked) = (run.names.split_off(len), run.forked);
+        run.forked = true;
+        let older = run.older;
+        let rest = self.admit(rest);
+        self.runs[rest as usize].forked = forked;
+        self.link(rest, at, older);
     }
 
-    fn touch(&mut self, hash: u64, dropped: &mut Vec<u64>) {
-        let at = if let Some(&at) = self.by_hash.get(&hash) {
-            self.unlink(at);
+    /// A run that is found by its first name, not yet linked.
+    fn admit(&mut self, names: Vec<u64>) -> u32 {
+        let head = names[0];
+        let run = Run { names, newer: NONE, older: NONE, forked: false };
+        let at = if let Some(at) = self.vacant.pop() {
+            self.runs[at as usize] = run;
             at
         } else {
-            let at = if self.len() >= self.capacity {
-                self.drop_oldest(dropped)
-            } else if let Some(at) = self.vacant.pop() {
-                at
-            } else {
-                self.nodes.push(Node { hash, newer: NONE, older: NONE });
-                (self.nodes.len() - 1) as u32
-            };
-            self.nodes[at as usize].hash = hash;
-            self.by_hash.insert(hash, at);
-            at
+            self.runs.push(run);
+            (self.runs.len() - 1) as u32
         };
-        self.link_newest(at);
-    }
-
-    fn drop_oldest(&mut self, dropped: &mut Vec<u64>) -> u32 {
-        let at = self.oldest;
-        let hash = self.nodes[at as usize].hash;
-        self.unlink(at);
-        self.by_hash.remove(&hash);
-        dropped.push(hash);
+        self.heads.insert(head, at);
         at
     }
 
+    /// Drops names until `coming` more fit.
+    fn make_room(&mut self, coming: usize, dropped: &mut Vec<u64>) {
+        while self.held + coming > self.capacity {
+            let oldest = self.oldest;
+            let names = &mut self.runs[oldest as usize].names;
+            let going = names.len().min(self.held + coming - self.capacity);
+            let stays = names.len() - going;
+            let head = names[0];
+            dropped.extend(names.drain(stays..).rev());
+            self.held -= going;
+            if stays == 0 {
+                self.heads.remove(&head);
+                self.unlink(oldest);
+                self.runs[oldest as usize].names = Vec::new();
+                self.vacant.push(oldest);
+            }
+        }
+    }
+
+    fn make_young(&mut self, path: &[u32]) {
+        for &at in path.iter().rev() {
+            self.unlink(at);
+            self.link_newest(at);
+        }
+    }
+
     fn unlink(&mut self, at: u32) {
-        let Node { newer, older, .. } = self.nodes[at as usize];
-        match newer {
-            NONE => self.newest = older,
-            newer => self.nodes[newer as usize].older = older,
-        }
-        match older {
-            NONE => self.oldest = newer,
-            older => self.nodes[older as usize].newer = newer,
-        }
+        let Run { newer, older, .. } = self.runs[at as usize];
+        *self.older_of(newer) = older;
+        *self.newer_of(older) = newer;
     }
 
     fn link_newest(&mut self, at: u32) {
-        let node = &mut self.nodes[at as usize];
-        node.newer = NONE;
-        node.older = self.newest;
-        match self.newest {
-            NONE => self.oldest = at,
-            newest => self.nodes[newest as usize].newer = at,
-        }
-        self.newest = at;
+        self.link(at, NONE, self.newest);
+    }
+
+    /// Puts a run between two neighbours.
+    fn link(&mut self, at: u32, newer: u32, older: u32) {
+        let run = &mut self.runs[at as usize];
+        (run.newer, run.older) = (newer, older);
+        *self.older_of(newer) = at;
+        *self.newer_of(older) = at;
+    }
+
+    /// What comes after a run towards the oldest; of no run, the newest of all.
+    fn older_of(&mut self, at: u32) -> &mut u32 {
+        if at == NONE { &mut self.newest } else { &mut self.runs[at as usize].older }
+    }
+
+    /// What comes after a run towards the newest; of no run, the oldest of all.
+    fn newer_of(&mut self, at: u32) -> &mut u32 {
+        if at == NONE { &mut self.oldest } else { &mut self.runs[at as usize].newer }
     }
 }
 
-/// Node numbers are u32.
+/// Run numbers are u32.
 fn within_reach(capacity: usize) -> usize {
     capacity.clamp(1, NONE as usize - 1)
 }
@@ -140,20 +225,43 @@ mod tests {
         dropped
     }
 
+    /// The same set with an entry a name, as plain as can be.
+    #[derive(Default)]
+    struct Literal {
+        /// Oldest first.
+        names: Vec<u64>,
+    }
+
+    impl Literal {
+        fn enter(&mut self, chain: &[u64], capacity: usize) {
+            for &name in chain.iter().rev() {
+                self.names.retain(|&held| held != name);
+                self.names.push(name);
+                self.shrink(capacity);
+            }
+        }
+
+        fn shrink(&mut self, capacity: usize) {
+            let beyond = self.names.len().saturating_sub(capacity);
+            self.names.drain(..beyond);
+        }
+    }
+
     #[test]
     fn the_deepest_of_the_oldest_goes_first() {
         let mut lru = Lru::new(4);
         assert!(enter(&mut lru, &[1, 2, 3]).is_empty());
         assert_eq!(enter(&mut lru, &[1, 9, 8]), [3]);
         assert_eq!(enter(&mut lru, &[7]), [2]);
-        assert_eq!((lru.depth(&[1, 2]), lru.depth(&[1, 9, 8])), (1, 3));
+        assert_eq!(lru.enter(&[1, 9, 8], &mut Vec::new()), Entered { known: 3, held: 3 });
+        assert_eq!(lru.enter(&[1, 2], &mut Vec::new()), Entered { known: 1, held: 2 });
     }
 
     #[test]
     fn a_chain_longer_than_the_capacity_keeps_its_head() {
         let mut lru = Lru::new(2);
-        assert_eq!(enter(&mut lru, &[1, 2, 3, 4]), [4, 3]);
-        assert_eq!(lru.depth(&[1, 2, 3, 4]), 2);
+        assert!(enter(&mut lru, &[1, 2, 3, 4]).is_empty());
+        assert_eq!(lru.enter(&[1, 2, 3, 4], &mut Vec::new()), Entered { known: 2, held: 2 });
     }
 
     #[test]
@@ -171,23 +279,34 @@ mod tests {
     proptest! {
         /// A chain is named by its path, so equal names mean equal paths.
         #[test]
-        fn what_is_held_of_a_chain_is_a_leading_part(
-            chains in prop::collection::vec(prop::collection::vec(0u64..3, 1..12), 1..40), capacity in 1usize..12
+        fn it_holds_what_a_set_of_single_names_would(
+            steps in prop::collection::vec((prop::collection::vec(0u64..3, 0..12), 1usize..24, prop::bool::ANY), 1..60)
         ) {
             let named = |path: &[u64]| -> Vec<u64> {
                 path.iter().scan(1u64, |name, &step| { *name = *name * 4 + step + 1; Some(*name) }).collect()
             };
-            let mut lru = Lru::new(capacity);
-            for chain in &chains {
-                enter(&mut lru, &named(chain));
-                prop_assert!(lru.len() <= capacity);
-                for other in &chains {
-                    let names = named(other);
-                    let held: Vec<bool> = names.iter().map(|name| lru.by_hash.contains_key(name)).collect();
-                    let lead = held.iter().take_while(|held| **held).count();
-                    prop_assert!(held[lead..].iter().all(|held| !held));
-                    prop_assert_eq!(lru.depth(&names), lead);
+            let mut lru = Lru::new(12);
+            let mut literal = Literal::default();
+            let mut held = std::collections::BTreeSet::new();
+            for (path, capacity, resize) in &steps {
+                let chain = named(path);
+                let mut dropped = Vec::new();
+                if *resize {
+                    lru.set_capacity(*capacity, &mut dropped);
+                    literal.shrink(*capacity);
+                    dropped.drain(..).for_each(|name| assert!(held.remove(&name)));
                 }
+                let known = chain.iter().take_while(|name| literal.names.contains(name)).count();
+                literal.enter(&chain, lru.capacity());
+                let entered = lru.enter(&chain, &mut dropped);
+                prop_assert_eq!(entered, Entered { known: known.min(entered.held), held: chain.len().min(lru.capacity()) });
+                for name in dropped {
+                    assert!(held.remove(&name));
+                }
+                held.extend(&chain[..entered.held]);
+                let expected: std::collections::BTreeSet<u64> = literal.names.iter().copied().collect();
+                prop_assert_eq!(&held, &expected);
+                prop_assert_eq!(lru.len(), held.len());
             }
         }
     }
