@@ -166,7 +166,8 @@ impl Scheduler {
         let work = Work { prefill_tokens: uncached, decode_tokens: output, prefill_seconds: own };
         let leg = Leg::book(Role::Serve, Arc::clone(pool), member, work);
         let forecast = Forecast {
-            prefill: f64::from(chosen.load.prefill_seconds) + own,
+            ahead: f64::from(chosen.load.prefill_seconds),
+            own,
             sequences: f64::from(chosen.load.requests()) + 1.0,
             context: f64::from(chosen.load.decode_tokens) + ask.prompt.tokens as f64,
         };

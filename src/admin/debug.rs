@@ -75,7 +75,7 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
                     "routed": scheduler.tokens.routed.blocks_of(endpoint.slot).0,
                     "events": scheduler.tokens.events.blocks_of(endpoint.holder()),
                 },
-                "rates": view::rates(endpoint, pool.map(|pool| &**pool)),
+                "rates": view::rates(endpoint, pool.map(|pool| &**pool), now),
             })
         })
         .collect();

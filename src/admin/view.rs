@@ -164,15 +164,15 @@ pub fn signals(endpoint: &Endpoint, now: Millis) -> Value {
 }
 
 /// How fast an endpoint is taken to be, and how many responses have shown it.
-pub fn rates(endpoint: &Endpoint, pool: Option<&Pool>) -> Value {
+pub fn rates(endpoint: &Endpoint, pool: Option<&Pool>, now: Millis) -> Value {
     let usual = pool.map_or(Factors::UNIT, |pool| pool.memory.learned.rates.factors(Factors::UNIT));
-    let factors = endpoint.rates.among(usual.at_speed(endpoint.speed()));
-    let (prefill_samples, step_samples) = endpoint.rates.samples();
+    let factors = endpoint.rates.among(usual.at_speed(endpoint.speed()), now);
+    let (prefill_samples, step_samples) = endpoint.rates.samples(now);
     json!({
         "prefill_tokens_per_second": 1_000.0 / factors.prefill(1_000.0, 0.0),
         "step_milliseconds": 1_000.0 * factors.step(1.0, 0.0),
-        "prefill_samples": prefill_samples,
-        "step_samples": step_samples,
+        "prefill_samples": prefill_samples.round(),
+        "step_samples": step_samples.round(),
     })
 }
 

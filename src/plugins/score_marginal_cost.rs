@@ -134,7 +134,7 @@ impl Scorer for MarginalCost {
         let mut cheapest = f64::INFINITY;
         for (at, (candidate, out)) in candidates.iter().zip(&mut *out).enumerate() {
             let endpoint = cx.endpoint(candidate);
-            let factors = endpoint.rates.among(pool.at_speed(endpoint.speed()));
+            let factors = endpoint.rates.among(pool.at_speed(endpoint.speed()), cx.now);
             let cached =
                 if hashed == Some(at) { request.prompt / 2.0 } else { f64::from(candidate.held.tokens) };
             let cost = cost(request, cached, work_of(cx, candidate), factors);

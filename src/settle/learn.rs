@@ -8,6 +8,7 @@ use crate::index::TokenIndexes;
 use crate::state::Member;
 use crate::state::cache::Turn;
 use crate::state::rates::{Pace, Speed};
+use crate::state::signals::Millis;
 use crate::usage::Usage;
 
 /// Fewer output tokens than this measure a pace too coarsely.
@@ -25,6 +26,11 @@ pub fn rates(closing: &Closing, member: &Member, first_token: Option<Duration>, 
     let learned = &closing.pool.memory.learned;
     learned.uncached_tokens.learn(usage.prompt.saturating_sub(usage.cached.unwrap_or(0)) as f64);
     let pool = &learned.rates;
+    let forecast = match usage.cached {
+        Some(cached) => closing.forecast.knowing(usage.prompt, cached),
+        None => closing.forecast,
+    };
+    let now = Millis::now();
     let learners = [(&endpoint.rates, Speed::default()), (pool, endpoint.speed())];
     let measurable = |lasted: &Duration| usage.completion >= LEAST_OUTPUT && *lasted >= LEAST_TIME;
     let lasted = closing.lasted.filter(measurable).map(|lasted| lasted.as_secs_f64());
@@ -33,12 +39,12 @@ pub fn rates(closing: &Closing, member: &Member, first_token: Option<Duration>, 
             let token = lasted.map(|lasted| (lasted - first).max(0.0) / (usage.completion - 1) as f64);
             let seen = Pace { first_token: Some(first), token };
             for (rates, speed) in learners {
-                rates.learn(&closing.forecast, &seen, speed);
+                rates.learn(&forecast, &seen, speed, now);
             }
         }
         (None, Some(lasted)) if !closing.stream => {
             for (rates, speed) in learners {
-                rates.learn_whole(&closing.forecast, lasted, usage.completion, speed);
+                rates.learn_whole(&forecast, lasted, usage.completion, speed, now);
             }
         }
         _ => {}

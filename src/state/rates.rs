@@ -5,6 +5,11 @@
 //! is wrong everywhere by the same amount changes little, and one that is wrong by 2 costs about 1 %.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::signals::Millis;
 
 /// Seconds of one engine step: `t0 + sqrt(w^2 + (c N)^2) + kv * context + r * sequences`, and of attention while prefilling
 /// `a * (new * cached + new^2 / 2)`. The constants are an 8-billion-parameter model on an A100, fitted to Vidur's measured
@@ -130,53 +135,83 @@ fn beyond_noise(own: f64, usual: f64) -> f64 {
 
 /// Samples of an endpoint that what is usual outweighs until there are as many.
 const PRIOR_SAMPLES: f64 = 8.0;
-/// Samples a mean remembers.
-const MOST_SAMPLES: u32 = 32;
+/// Samples that count at most: older ones fade for newer ones.
+const MOST_SAMPLES: f64 = 32.0;
+/// Time after which samples count half. An endpoint that looks slow is chosen no more and could not show otherwise: it is
+/// taken for a usual one again after some of these.
+const HALF_LIFE: Duration = Duration::from_mins(2);
 /// Seconds of prefill below which the network and the queue of Envoy are most of what is measured. Below the time of a step
 /// it is the wait for the step under way.
 const LEAST_PREFILL: f64 = 0.001;
-/// A single sample counts as at most so many times the mean: one that waited for a cold start says nothing of the rate.
+/// A single sample counts as at most so many times what was expected: one that waited for a cold start says nothing of the
+/// rate.
 const OUTLIER: f64 = 8.0;
 
-/// A factor learned from samples, held against a prior while they are few.
+/// A factor learned from samples: seconds measured over seconds at unit speed. A ratio of sums, for the mean of ratios is
+/// that of the shortest samples, which waited for something else most of their time.
 #[derive(Debug, Default)]
 pub struct Learned {
-    mean: AtomicU64,
+    sums: Mutex<Sums>,
+    /// What readers see of the sums: the factor and the samples as `f32`, and when the last came.
+    factor: AtomicU32,
     samples: AtomicU32,
+    last: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    measured: f64,
+    at_unit: f64,
+    samples: f64,
 }
 
 impl Learned {
-    /// Takes a sample. Concurrent samples may overwrite each other, which a mean can bear.
-    pub fn learn(&self, sample: f64) {
-        if !(sample.is_finite() && sample > 0.0) {
+    /// Takes a sample: what took `measured` seconds takes `at_unit` at unit speed.
+    pub fn learn(&self, measured: f64, at_unit: f64, now: Millis) {
+        if !(measured.is_finite() && measured > 0.0 && at_unit.is_finite() && at_unit > 0.0) {
             return;
         }
-        let samples = self.samples.load(Ordering::Relaxed);
-        let mean = f64::from_bits(self.mean.load(Ordering::Relaxed));
-        let next = if samples == 0 {
-            sample
+        let mut sums = self.sums.lock();
+        let mut kept = self.kept(now);
+        kept *= ((MOST_SAMPLES - 1.0) / (sums.samples * kept)).min(1.0);
+        let measured = if sums.samples > 0.0 {
+            let expected = sums.measured / sums.at_unit * at_unit;
+            measured.clamp(expected / OUTLIER, expected * OUTLIER)
         } else {
-            let sample = sample.clamp(mean / OUTLIER, mean * OUTLIER);
-            mean + (sample - mean) / f64::from(samples + 1)
+            measured
         };
-        self.mean.store(next.to_bits(), Ordering::Relaxed);
-        self.samples.store((samples + 1).min(MOST_SAMPLES), Ordering::Relaxed);
+        sums.measured = sums.measured * kept + measured;
+        sums.at_unit = sums.at_unit * kept + at_unit;
+        sums.samples = sums.samples * kept + 1.0;
+        self.factor.store(((sums.measured / sums.at_unit) as f32).to_bits(), Ordering::Relaxed);
+        self.samples.store((sums.samples as f32).to_bits(), Ordering::Relaxed);
+        self.last.store(now.0, Ordering::Relaxed);
     }
 
-    /// The mean, `prior` before the first sample.
+    /// The factor, `prior` before the first sample.
     pub fn or(&self, prior: f64) -> f64 {
-        if self.samples() == 0 { prior } else { f64::from_bits(self.mean.load(Ordering::Relaxed)) }
+        match f32::from_bits(self.factor.load(Ordering::Relaxed)) {
+            0.0 => prior,
+            factor => f64::from(factor),
+        }
     }
 
-    /// The mean, pulled towards `usual` while samples are few.
-    fn among(&self, usual: f64) -> f64 {
-        let samples = f64::from(self.samples());
+    /// The factor, pulled towards `usual` while samples are few or old.
+    fn among(&self, usual: f64, now: Millis) -> f64 {
+        let samples = self.samples(now);
         (self.or(usual) * samples + usual * PRIOR_SAMPLES) / (samples + PRIOR_SAMPLES)
     }
 
-    /// Samples that count.
-    pub fn samples(&self) -> u32 {
-        self.samples.load(Ordering::Relaxed)
+    /// Samples that count still.
+    pub fn samples(&self, now: Millis) -> f64 {
+        f64::from(f32::from_bits(self.samples.load(Ordering::Relaxed))) * self.kept(now)
+    }
+
+    /// The share of the samples that time has left.
+    fn kept(&self, now: Millis) -> f64 {
+        let idle = now.since(Millis(self.last.load(Ordering::Relaxed)));
+        // An endpoint in use costs no power function at each pick.
+        if idle < HALF_LIFE / 100 { 1.0 } else { (-idle.as_secs_f64() / HALF_LIFE.as_secs_f64()).exp2() }
     }
 }
 
@@ -195,51 +230,66 @@ impl Rates {
 
     /// The factors of one endpoint among others like it, whose factors are `usual`: its own where it has shown them to
     /// differ.
-    pub fn among(&self, usual: Factors) -> Factors {
+    pub fn among(&self, usual: Factors, now: Millis) -> Factors {
         Factors {
-            prefill: beyond_noise(self.prefill.among(usual.prefill), usual.prefill),
-            step: beyond_noise(self.step.among(usual.step), usual.step),
+            prefill: beyond_noise(self.prefill.among(usual.prefill, now), usual.prefill),
+            step: beyond_noise(self.step.among(usual.step, now), usual.step),
         }
     }
 
-    /// Samples of prefill and of steps.
-    pub fn samples(&self) -> (u32, u32) {
-        (self.prefill.samples(), self.step.samples())
+    /// Samples of prefill and of steps that count still.
+    pub fn samples(&self, now: Millis) -> (f64, f64) {
+        (self.prefill.samples(now), self.step.samples(now))
     }
 
     /// Learns from a response whose pick had forecast `forecast`, at an endpoint of `speed`.
-    pub fn learn(&self, forecast: &Forecast, seen: &Pace, speed: Speed) {
+    pub fn learn(&self, forecast: &Forecast, seen: &Pace, speed: Speed, now: Millis) {
         let known = self.factors(Factors::UNIT).at_speed(speed);
         let step = known.step(forecast.sequences, forecast.context);
         if let Some(token) = seen.token {
-            self.step.learn(known.step * speed.step * token / step);
+            self.step.learn(token, step / (known.step * speed.step), now);
         }
         let Some(first) = seen.first_token else { return };
-        if known.prefill * forecast.prefill > LEAST_PREFILL.max(step) {
-            self.prefill.learn((first - step).max(first * 0.1) / forecast.prefill * speed.prefill);
+        if known.prefill * forecast.prefill() > LEAST_PREFILL.max(step) {
+            let measured = (first - step).max(first * 0.1);
+            self.prefill.learn(measured, forecast.prefill() / speed.prefill, now);
         }
     }
 
     /// Learns from a response that came as a whole after `seconds` with so many output tokens: what it took more or less
     /// than expected is taken as prefill and decode alike.
-    pub fn learn_whole(&self, forecast: &Forecast, seconds: f64, tokens: u64, speed: Speed) {
+    pub fn learn_whole(&self, forecast: &Forecast, seconds: f64, tokens: u64, speed: Speed, now: Millis) {
         let known = self.factors(Factors::UNIT).at_speed(speed);
         let step = known.step(forecast.sequences, forecast.context);
-        let ratio = seconds / (known.prefill * forecast.prefill + step * tokens as f64);
-        self.prefill.learn(known.prefill * speed.prefill * ratio);
-        self.step.learn(known.step * speed.step * ratio);
+        let expected = known.prefill * forecast.prefill() + step * tokens as f64;
+        self.prefill.learn(seconds, expected / (known.prefill * speed.prefill), now);
+        self.step.learn(seconds, expected / (known.step * speed.step), now);
     }
 }
 
 /// What a pick expected.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Forecast {
-    /// Seconds of prefill before the first token at unit speed: those ahead in the queue and its own.
-    pub prefill: f64,
+    /// Seconds of prefill ahead in the queue at unit speed.
+    pub ahead: f64,
+    /// Seconds of its own.
+    pub own: f64,
     /// Sequences in a step, with this one.
     pub sequences: f64,
     /// Tokens between them.
     pub context: f64,
+}
+
+impl Forecast {
+    /// Seconds of prefill before the first token at unit speed.
+    fn prefill(&self) -> f64 {
+        self.ahead + self.own
+    }
+
+    /// What would have been expected had it been known how many tokens of the prompt are cached.
+    pub fn knowing(self, prompt: u64, cached: u64) -> Self {
+        Self { own: prefill(prompt.saturating_sub(cached) as f64, cached as f64), ..self }
+    }
 }
 
 /// What a response showed.
@@ -254,6 +304,8 @@ pub struct Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NOW: Millis = Millis(1_000);
 
     fn close(a: f64, b: f64) -> bool {
         (a / b - 1.0).abs() < 0.05
@@ -278,7 +330,7 @@ mod tests {
         let rates = Rates::default();
         let prior = Factors::given(Some(1.0 / 66.8e-6 / 2.0), None);
         assert!(close(rates.factors(prior).prefill, 2.0) && close(rates.factors(prior).step, 1.0));
-        let forecast = Forecast { prefill: 0.1, sequences: 4.0, context: 4_000.0 };
+        let forecast = Forecast { ahead: 0.0, own: 0.1, sequences: 4.0, context: 4_000.0 };
         let truth = Factors { prefill: 3.0, step: 2.0 };
         let step = truth.step(4.0, 4_000.0);
         for _ in 0..200 {
@@ -286,6 +338,7 @@ mod tests {
                 &forecast,
                 &Pace { first_token: Some(0.3 + step), token: Some(step) },
                 Speed::default(),
+                NOW,
             );
         }
         let learned = rates.factors(prior);
@@ -296,11 +349,11 @@ mod tests {
     fn a_pool_learns_what_weight_1_would_take() {
         let rates = Rates::default();
         let twice = Speed::of_weight(2.0);
-        let forecast = Forecast { prefill: 0.1, sequences: 1.0, context: 0.0 };
+        let forecast = Forecast { ahead: 0.0, own: 0.1, sequences: 1.0, context: 0.0 };
         let truth = Factors { prefill: 1.5, step: 1.5 };
         let step = truth.step(1.0, 0.0);
         for _ in 0..200 {
-            rates.learn(&forecast, &Pace { first_token: Some(0.15 + step), token: Some(step) }, twice);
+            rates.learn(&forecast, &Pace { first_token: Some(0.15 + step), token: Some(step) }, twice, NOW);
         }
         let learned = rates.factors(Factors::UNIT);
         assert!(close(learned.step, 3.0) && close(learned.prefill, 3.0), "{learned:?}");
@@ -309,34 +362,41 @@ mod tests {
     #[test]
     fn a_prompt_that_is_cached_but_for_its_end_says_nothing_of_prefill() {
         let rates = Rates::default();
-        let forecast = Forecast { prefill: 0.005, sequences: 4.0, context: 4_000.0 };
-        rates.learn(&forecast, &Pace { first_token: Some(0.03), token: Some(0.0117) }, Speed::default());
-        assert_eq!(rates.samples(), (0, 1));
+        let forecast = Forecast { ahead: 0.0, own: 0.005, sequences: 4.0, context: 4_000.0 };
+        rates.learn(&forecast, &Pace { first_token: Some(0.03), token: Some(0.0117) }, Speed::default(), NOW);
+        assert_eq!(rates.samples(NOW), (0.0, 1.0));
     }
 
     #[test]
     fn few_samples_count_little_among_others() {
         let rates = Rates::default();
-        let forecast = Forecast { prefill: 0.1, sequences: 1.0, context: 0.0 };
+        let forecast = Forecast { ahead: 0.0, own: 0.1, sequences: 1.0, context: 0.0 };
         let usual = Factors::UNIT;
-        rates.learn_whole(&forecast, 3.0 * (0.1 + 100.0 * usual.step(1.0, 0.0)), 100, Speed::default());
-        assert!(rates.among(usual).step < 1.1);
+        rates.learn_whole(&forecast, 3.0 * (0.1 + 100.0 * usual.step(1.0, 0.0)), 100, Speed::default(), NOW);
+        assert!(rates.among(usual, NOW).step < 1.1);
         for _ in 0..100 {
-            rates.learn_whole(&forecast, 3.0 * (0.1 + 100.0 * usual.step(1.0, 0.0)), 100, Speed::default());
+            rates.learn_whole(
+                &forecast,
+                3.0 * (0.1 + 100.0 * usual.step(1.0, 0.0)),
+                100,
+                Speed::default(),
+                NOW,
+            );
         }
-        assert!(rates.among(usual).step > 2.0);
+        assert!(rates.among(usual, NOW).step > 2.0);
     }
 
     #[test]
     fn whole_responses_teach_the_speed_of_both() {
         let rates = Rates::default();
-        let forecast = Forecast { prefill: 0.1, sequences: 1.0, context: 0.0 };
+        let forecast = Forecast { ahead: 0.0, own: 0.1, sequences: 1.0, context: 0.0 };
         for _ in 0..200 {
             rates.learn_whole(
                 &forecast,
                 3.0 * (0.1 + 100.0 * Factors::UNIT.step(1.0, 0.0)),
                 100,
                 Speed::default(),
+                NOW,
             );
         }
         let learned = rates.factors(Factors::UNIT);
@@ -346,12 +406,49 @@ mod tests {
     #[test]
     fn one_sample_that_waited_does_not_condemn_an_endpoint() {
         let learned = Learned::default();
-        learned.learn(1.0);
-        learned.learn(10_000.0);
-        learned.learn(f64::NAN);
-        learned.learn(0.0);
+        learned.learn(1.0, 1.0, NOW);
+        learned.learn(10_000.0, 1.0, NOW);
+        for (measured, at_unit) in [(f64::NAN, 1.0), (0.0, 1.0), (1.0, 0.0), (1.0, f64::INFINITY)] {
+            learned.learn(measured, at_unit, NOW);
+        }
         assert!(learned.or(1.0) <= 4.5);
-        assert_eq!(learned.samples(), 2);
+        assert_eq!(learned.samples(NOW), 2.0);
+    }
+
+    #[test]
+    fn long_prompts_say_more_than_short_ones_that_waited() {
+        let learned = Learned::default();
+        for _ in 0..20 {
+            learned.learn(2.0, 1.0, NOW);
+            learned.learn(0.02 + 0.1, 0.01, NOW);
+        }
+        assert!((2.0..2.2).contains(&learned.or(1.0)), "{}", learned.or(1.0));
+    }
+
+    #[test]
+    fn newer_samples_outweigh_older_ones() {
+        let learned = Learned::default();
+        (0..1_000).for_each(|_| learned.learn(4.0, 1.0, NOW));
+        assert!(close(learned.samples(NOW), MOST_SAMPLES));
+        (0..150).for_each(|_| learned.learn(1.0, 1.0, NOW));
+        assert!(close(learned.or(9.0), 1.0), "{}", learned.or(9.0));
+    }
+
+    #[test]
+    fn an_endpoint_that_nobody_chooses_is_taken_for_a_usual_one_in_time() {
+        let learned = Learned::default();
+        (0..100).for_each(|_| learned.learn(4.0, 1.0, NOW));
+        let after = |half_lives| learned.among(1.0, NOW.plus(HALF_LIFE * half_lives));
+        assert!(after(0) > 3.0 && after(1) < after(0) && after(10) < 1.05, "{}", after(10));
+        learned.learn(4.0, 1.0, NOW.plus(HALF_LIFE * 10));
+        assert!(learned.samples(NOW.plus(HALF_LIFE * 10)) < 1.1, "what has faded does not come back");
+    }
+
+    #[test]
+    fn what_the_engine_says_was_cached_corrects_the_forecast() {
+        let believed = Forecast { ahead: 0.5, own: prefill(10.0, 990.0), sequences: 1.0, context: 0.0 };
+        let known = believed.knowing(1_000, 0);
+        assert_eq!(known, Forecast { own: prefill(1_000.0, 0.0), ..believed });
     }
 
     #[test]
