@@ -10,6 +10,7 @@ use pilotfish::prompt::{Blocks, Namespace, Prepared};
 use pilotfish::schedule::{Ask, Pipeline, Scheduler};
 use pilotfish::state::endpoint::{EndpointSpec, EngineKind};
 use pilotfish::state::pool::{PoolMemory, TrafficPolicy};
+use pilotfish::state::signals::Millis;
 use pilotfish::state::{Endpoint, Member, ObjectName, Pool, PoolKind, PoolName};
 
 #[global_allocator]
@@ -58,7 +59,7 @@ fn pick_by_marginal_cost(bencher: Bencher<'_, '_>, endpoints: usize) {
     let ids: Vec<u32> = (0..8_192).collect();
     let half = Blocks::of_tokens(&ids[..4_096], 16, Namespace::default());
     for member in &pool.members {
-        scheduler.tokens.routed.routed(&half, member.endpoint.holder(), 100_000);
+        scheduler.tokens.routed.routed(&half, member.endpoint.holder(), 100_000, Millis::now());
     }
     let prompt = Prepared {
         tokens: 8_192,

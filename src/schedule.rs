@@ -30,6 +30,7 @@ use crate::refusal::{Reason, Refusal};
 use crate::state::cache::Rung;
 use crate::state::rates::{self, Forecast};
 use crate::state::reservation::{Leg, Role, Work};
+use crate::state::signals::Millis;
 use crate::state::{Endpoint, Pool};
 
 /// Blocks remembered for an endpoint that does not say how many it has: what llm-d assumes.
@@ -151,7 +152,8 @@ impl Scheduler {
     pub fn pick(&self, pipeline: &Pipeline, pool: &Arc<Pool>, ask: &Ask<'_>) -> Result<Picked, Refusal> {
         let mut space = Workspace::of_this_thread();
         let cycle = pool.memory.cycle.lock();
-        let profile = self.rank(pipeline, &mut space, pool, ask)?;
+        let cx = Cycle::new(pool, ask, self.staleness);
+        let profile = self.rank(pipeline, &mut space, &cx)?;
         let chosen = space.candidates[space.ranked[0] as usize];
         let held = chosen.held;
         let predicted_cached_tokens = u64::from(held.tokens);
@@ -160,7 +162,7 @@ impl Scheduler {
             return Err(Refusal::new(Reason::NotCached, why));
         }
         let uncached = ask.prompt.tokens - predicted_cached_tokens;
-        let output = Cycle::new(pool, ask, self.staleness).output_tokens;
+        let output = cx.output_tokens;
         let member = Arc::clone(&pool.members[chosen.member as usize]);
         let own = rates::prefill(uncached as f64, f64::from(held.tokens));
         let work = Work { prefill_tokens: uncached, decode_tokens: output, prefill_seconds: own };
@@ -178,23 +180,28 @@ impl Scheduler {
         let record = record(&mut space, &profile, pool, ask, Some((uncached, output)));
         let ranked: SmallVec<[Arc<Endpoint>; 3]> =
             space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
-        self.remember(pipeline, ask.prompt, &leg.member.endpoint);
+        self.remember(pipeline, ask.prompt, &leg.member.endpoint, cx.now);
         Ok(Picked { ranked, leg, record, held, forecast })
     }
 
     /// What was sent to `endpoint` is there from now on, as far as its cache reaches.
-    fn remember(&self, pipeline: &Pipeline, prompt: &Prepared, endpoint: &Endpoint) {
+    fn remember(&self, pipeline: &Pipeline, prompt: &Prepared, endpoint: &Endpoint, now: Millis) {
         let cache = endpoint.cache_tokens();
         if let Some(text) = &pipeline.text {
             let followed = cache.filter(|_| text.needs.follows_engine);
             let capacity = capacity_in(&prompt.text, followed).unwrap_or(text.needs.capacity);
             let remembered =
-                text.routed.routed(&prompt.text, endpoint.holder(), endpoint.cache.remembered(capacity));
+                text.routed.routed(&prompt.text, endpoint.holder(), endpoint.cache.remembered(capacity), now);
             endpoint.cache.set_blocks(remembered);
         }
         if !prompt.ids.is_empty() {
             let capacity = capacity_in(&prompt.ids, cache).unwrap_or(UNKNOWN_CACHE);
-            self.tokens.routed.routed(&prompt.ids, endpoint.holder(), endpoint.cache.remembered(capacity));
+            self.tokens.routed.routed(
+                &prompt.ids,
+                endpoint.holder(),
+                endpoint.cache.remembered(capacity),
+                now,
+            );
         }
     }
 
@@ -207,7 +214,7 @@ impl Scheduler {
     ) -> Result<(LegRecord, Held), Refusal> {
         let mut space = Workspace::of_this_thread();
         let _cycle = pool.memory.cycle.lock();
-        let profile = self.rank(pipeline, &mut space, pool, ask)?;
+        let profile = self.rank(pipeline, &mut space, &Cycle::new(pool, ask, self.staleness))?;
         let chosen = space.candidates[space.ranked[0] as usize];
         Ok((record(&mut space, &profile, pool, ask, None), chosen.held))
     }
@@ -217,19 +224,18 @@ impl Scheduler {
         &self,
         pipeline: &Pipeline,
         space: &mut Workspace,
-        pool: &Pool,
-        ask: &Ask<'_>,
+        cx: &Cycle<'_>,
     ) -> Result<Arc<Profile>, Refusal> {
+        let (pool, ask) = (cx.pool, cx.ask);
         let profile = Arc::clone(&pipeline.profile);
-        let cx = Cycle::new(pool, ask, self.staleness);
-        space.begin(&cx);
+        space.begin(cx);
         let Workspace { lookups, candidates, .. } = space;
-        lookups.run(ask.prompt, pipeline.text.as_ref(), &self.tokens);
+        lookups.run(ask.prompt, pipeline.text.as_ref(), &self.tokens, cx.now);
         for candidate in candidates {
             candidate.held = lookups.held(ask.prompt, cx.endpoint(candidate), &self.tokens);
         }
         for (at, filter) in profile.filters.iter().enumerate() {
-            space.filter(&cx, at, filter)?;
+            space.filter(cx, at, filter)?;
         }
         if space.candidates.is_empty() {
             return Err(Refusal::new(
@@ -238,11 +244,11 @@ impl Scheduler {
             )
             .retry_after(Duration::from_secs(1)));
         }
-        space.score(&cx, &profile.scorers);
+        space.score(cx, &profile.scorers);
         let mut rng = SmallRng::seed_from_u64(ask.seed);
         space.ranked.clear();
         profile.picker.picker.pick(
-            &cx,
+            cx,
             &space.candidates,
             &space.totals,
             ask.wanted.max(1),

@@ -11,6 +11,7 @@ use pilotfish::prompt::{Blocks, Namespace, Prepared};
 use pilotfish::schedule::{Ask, Pipeline, Scheduler};
 use pilotfish::state::endpoint::{EndpointSpec, EngineKind, EventPorts};
 use pilotfish::state::pool::{PoolMemory, TrafficPolicy};
+use pilotfish::state::signals::Millis;
 use pilotfish::state::{Endpoint, Member, ObjectName, Pool, PoolKind, PoolName};
 
 fn pool(endpoints: usize) -> Arc<Pool> {
@@ -47,7 +48,7 @@ fn allocations(endpoints: usize) -> u64 {
     let ids: Vec<u32> = (0..1_024).collect();
     let half = Blocks::of_tokens(&ids[..512], 16, Namespace::default());
     for member in &pool.members {
-        scheduler.tokens.routed.routed(&half, member.endpoint.holder(), 10_000);
+        scheduler.tokens.routed.routed(&half, member.endpoint.holder(), 10_000, Millis::now());
     }
     let prompt = Prepared {
         tokens: 1_024,

@@ -9,6 +9,7 @@ use crate::index::knowledge::Lookups;
 use crate::refusal::Refusal;
 use crate::state::Endpoint;
 use crate::state::cache::Rung;
+use crate::state::signals::Millis;
 
 /// The answer.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ impl Decider {
         let path = arrived.head.path();
         let prompt = self.prepare(&mut record, &pipeline, &routed, &request, path, text.bytes()).await;
         let mut lookups = Lookups::default();
-        lookups.run(&prompt, pipeline.text.as_ref(), &self.scheduler.tokens);
+        lookups.run(&prompt, pipeline.text.as_ref(), &self.scheduler.tokens, Millis::now());
 
         let mut holders = Vec::new();
         for member in &routed.pool.members {

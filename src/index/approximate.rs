@@ -13,6 +13,7 @@ use super::{Block, BlockIndex, ChainIndex, DepthSink, Size};
 use crate::prompt::Blocks;
 use crate::prompt::blocks::Ending;
 use crate::state::endpoint::Holder;
+use crate::state::signals::Millis;
 
 /// Knowledge by endpoint slot, so that a reused address inherits nothing and readiness flaps lose nothing.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl ApproximateIndex {
     }
 
     /// A request with these blocks was sent to `holder`, which keeps `capacity` blocks. Blocks remembered for it now.
-    pub fn routed(&self, blocks: &Blocks, holder: Holder, capacity: usize) -> usize {
+    pub fn routed(&self, blocks: &Blocks, holder: Holder, capacity: usize, now: Millis) -> usize {
         if blocks.is_empty() {
             return self.blocks_of(holder.slot).0;
         }
@@ -51,7 +52,7 @@ impl ApproximateIndex {
         let remembered = known.unwrap_or_else(|| self.admit(holder));
         let capacity = capacity.min(self.share());
         let mut remembered = remembered.lock();
-        remembered.enter(&self.chains, blocks, capacity);
+        remembered.enter(&self.chains, blocks, capacity, now);
         remembered.lru.len()
     }
 
@@ -94,6 +95,13 @@ impl ApproximateIndex {
         beyond.min((blocks.len() as u32).saturating_sub(depth))
     }
 
+    /// How many leading blocks were sent to an endpoint at `since` or later.
+    pub fn sent_since(&self, slot: u64, blocks: &Blocks, since: Millis) -> u32 {
+        let Some(remembered) = self.endpoints.read().get(&slot).cloned() else { return 0 };
+        let depth = remembered.lock().lru.depth_since(blocks.names(), since);
+        depth as u32
+    }
+
     /// Drops what is known of an endpoint: it is gone, or its process started anew.
     pub fn forget(&self, slot: u64) {
         if let Some(remembered) = self.endpoints.write().remove(&slot) {
@@ -131,13 +139,13 @@ impl Remembered {
         self.answers.forget(&self.dropped);
     }
 
-    fn enter(&mut self, chains: &ChainIndex, blocks: &Blocks, capacity: usize) {
+    fn enter(&mut self, chains: &ChainIndex, blocks: &Blocks, capacity: usize, now: Millis) {
         let names = blocks.names();
         self.dropped.clear();
         if self.lru.capacity() != capacity {
             self.lru.set_capacity(capacity, &mut self.dropped);
         }
-        let entered = self.lru.enter(names, &mut self.dropped);
+        let entered = self.lru.enter(names, now, &mut self.dropped);
         chains.remove(self.holder, &self.dropped);
         self.answers.forget(&self.dropped);
         let stored = |from: usize| {
@@ -163,6 +171,8 @@ mod tests {
     use crate::prompt::Namespace;
     use proptest::prelude::*;
 
+    const NOW: Millis = Millis(1);
+
     const A: Holder = Holder { seat: 90_000, slot: 1_000_001 };
     const B: Holder = Holder { seat: 90_001, slot: 1_000_002 };
 
@@ -182,11 +192,11 @@ mod tests {
     #[test]
     fn the_deepest_blocks_go_first_and_a_forgotten_endpoint_holds_nothing() {
         let index = ApproximateIndex::new(1_000);
-        index.routed(&blocks("aaaabbbbccccdddd"), A, 8);
+        index.routed(&blocks("aaaabbbbccccdddd"), A, 8, NOW);
         assert_eq!(depth(&index, A, "aaaabbbbccccdddd"), 4);
         assert_eq!(depth(&index, A, "aaaabbbbXXXX"), 2);
         assert_eq!(depth(&index, B, "aaaabbbb"), 0);
-        index.routed(&blocks("111122223333444455556666"), A, 8);
+        index.routed(&blocks("111122223333444455556666"), A, 8, NOW);
         assert_eq!(depth(&index, A, "aaaabbbbccccdddd"), 2, "8 blocks fit, 10 were sent");
         assert_eq!(index.blocks_of(A.slot), (8, 8));
         index.forget(A.slot);
@@ -197,11 +207,11 @@ mod tests {
     #[test]
     fn a_smaller_cache_forgets_and_the_cap_is_shared() {
         let index = ApproximateIndex::new(8);
-        index.routed(&blocks("aaaabbbbccccdddd"), A, 8);
-        index.routed(&blocks("aaaa"), A, 2);
+        index.routed(&blocks("aaaabbbbccccdddd"), A, 8, NOW);
+        index.routed(&blocks("aaaa"), A, 2, NOW);
         assert_eq!(depth(&index, A, "aaaabbbbccccdddd"), 2);
-        index.routed(&blocks("111122223333444455556666"), B, 100);
-        index.routed(&blocks("111122223333444455556666"), B, 100);
+        index.routed(&blocks("111122223333444455556666"), B, 100, NOW);
+        index.routed(&blocks("111122223333444455556666"), B, 100, NOW);
         assert_eq!(depth(&index, B, "111122223333444455556666"), 4, "8 blocks among two endpoints");
     }
 
@@ -212,7 +222,7 @@ mod tests {
             let holder = Holder { seat: 91_000 + number, slot: 2_000_000 + u64::from(number) };
             for prompt in 0..20 {
                 let ids: Vec<u32> = (0..64).map(|at| number * 10_000 + prompt * 64 + at).collect();
-                index.routed(&Blocks::of_tokens(&ids, 16, Namespace::default()), holder, 1_000);
+                index.routed(&Blocks::of_tokens(&ids, 16, Namespace::default()), holder, 1_000, NOW);
                 assert!(index.size().held <= 64, "{} blocks at endpoint {number}", index.size().held);
             }
         }
@@ -234,11 +244,11 @@ mod tests {
             for (prompt, second, capacity) in &prompts {
                 let holder = if *second { B } else { A };
                 let cut = blocks(prompt);
-                index.routed(&cut, holder, *capacity);
+                index.routed(&cut, holder, *capacity, NOW);
                 if !cut.is_empty() {
                     let lru = &mut lrus[usize::from(*second)];
                     lru.set_capacity(*capacity, &mut Vec::new());
-                    lru.enter(cut.names(), &mut Vec::new());
+                    lru.enter(cut.names(), NOW, &mut Vec::new());
                     reference.clear(holder.slot);
                     for (other, ..) in &prompts {
                         let other = blocks(other);

@@ -1,12 +1,14 @@
 //! Everything believed about who holds what, and which of it a pick goes by.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{ApproximateIndex, DepthSink, EventIndex, Tier};
 use crate::prompt::{Blocks, Prepared};
 use crate::state::Endpoint;
 use crate::state::cache::Rung;
 use crate::state::endpoint::Holder;
+use crate::state::signals::Millis;
 
 /// What an endpoint is believed to hold of one prompt. Depths count leading blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -15,7 +17,8 @@ pub struct Held {
     pub text: u32,
     /// Blocks of tokens that were sent there.
     pub routed: u32,
-    /// Blocks of tokens that its events announced, in any tier; none where its events are not followed.
+    /// Blocks of tokens that its events announced, in any tier, or that it computes for prompts sent just now; none where its
+    /// events are not followed.
     pub precise: Option<u32>,
     /// As `precise`, in device memory alone.
     pub device: Option<u32>,
@@ -112,15 +115,22 @@ pub struct Lookups {
     /// Depth of the deepest in `routed`, and how many of those may still be asked for the answer behind it.
     deepest: u32,
     may_ask: u32,
+    /// From when on a prompt that was sent may still be in computation, and how many endpoints may still be asked for such.
+    in_flight_since: Millis,
+    may_ask_in_flight: u32,
     tiers: [DepthSink; Tier::ALL.len()],
 }
+
+/// Blocks are announced when they are computed. Until then others with the same beginning are better sent after them than
+/// made to compute it elsewhere; what was not announced within this time was not computed.
+const IN_FLIGHT: Duration = Duration::from_secs(2);
 
 /// Endpoints that are asked whether they hold the answer to the turn before: a conversation was at few.
 const MOST_ASKED: u32 = 16;
 
 impl Lookups {
     /// Looks a prompt up everywhere.
-    pub fn run(&mut self, prompt: &Prepared, text: Option<&TextIndex>, tokens: &TokenIndexes) {
+    pub fn run(&mut self, prompt: &Prepared, text: Option<&TextIndex>, tokens: &TokenIndexes, now: Millis) {
         self.text.begin();
         self.routed.begin();
         self.tiers.iter_mut().for_each(DepthSink::begin);
@@ -131,6 +141,8 @@ impl Lookups {
             tokens.routed.score_into(&prompt.ids, &mut self.routed);
             self.deepest = self.routed.deepest();
             self.may_ask = MOST_ASKED;
+            self.in_flight_since = Millis(now.0.saturating_sub(IN_FLIGHT.as_millis() as u64));
+            self.may_ask_in_flight = MOST_ASKED;
             for tier in Tier::ALL {
                 tokens.events.score_into(tier, prompt.ids.contents(), &mut self.tiers[tier as usize]);
             }
@@ -155,17 +167,28 @@ impl Lookups {
         depth + tokens.routed.answer_blocks(holder.slot, &prompt.ids, ids, depth)
     }
 
+    /// Blocks beyond those `announced` that an endpoint computes for prompts sent just now; 0 if none.
+    fn in_flight(&mut self, announced: u32, prompt: &Prepared, holder: Holder, tokens: &TokenIndexes) -> u32 {
+        if self.routed.depth(holder) <= announced || self.may_ask_in_flight == 0 {
+            return 0;
+        }
+        self.may_ask_in_flight -= 1;
+        tokens.routed.sent_since(holder.slot, &prompt.ids, self.in_flight_since)
+    }
+
     /// What one endpoint holds.
     pub fn held(&mut self, prompt: &Prepared, endpoint: &Endpoint, tokens: &TokenIndexes) -> Held {
         let holder = endpoint.holder();
         let follows = endpoint.cache.follows_events();
-        let deepest = self.tiers.iter().map(|tier| tier.depth(holder)).max().unwrap_or(0);
+        let announced = self.tiers.iter().map(|tier| tier.depth(holder)).max().unwrap_or(0);
+        let device = self.tiers[Tier::Gpu as usize].depth(holder);
+        let in_flight = if follows { self.in_flight(announced, prompt, holder, tokens) } else { 0 };
         let mut held = Held {
             text: self.text.depth(holder),
             routed: self.routed(prompt, holder, tokens),
-            precise: follows.then_some(deepest),
+            precise: follows.then_some(announced.max(in_flight)),
             shared: prompt.shared.as_ref().map(|owners| owners.depth(endpoint.slot)),
-            device: follows.then(|| self.tiers[Tier::Gpu as usize].depth(holder)),
+            device: follows.then_some(device.max(in_flight)),
             ..Held::default()
         };
         held.judge(prompt, endpoint);
@@ -182,8 +205,34 @@ pub fn capacity_in(blocks: &Blocks, cache_tokens: Option<u64>) -> Option<usize> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plugins::testing::pool;
     use crate::prompt::Namespace;
     use crate::schedule::plugin::BlockNeeds;
+    use crate::state::cache::Events;
+
+    #[test]
+    fn what_an_endpoint_computes_for_others_is_held_before_it_is_announced() {
+        let pool = pool(2);
+        let (sent, other) = (&pool.members[0].endpoint, &pool.members[1].endpoint);
+        for endpoint in [sent, other] {
+            endpoint.cache.set_events(Events::Following);
+        }
+        let cut = |n: u32| Blocks::of_tokens(&(0..n).collect::<Vec<_>>(), 16, Namespace::default());
+        let tokens = TokenIndexes::default();
+        let now = Millis(10_000);
+        tokens.routed.routed(&cut(64), sent.holder(), 1_000, now);
+        let prompt = Prepared { tokens: 97, ids: cut(97), ..Prepared::default() };
+        let precise = |endpoint: &Endpoint, now: Millis| {
+            let mut lookups = Lookups::default();
+            lookups.run(&prompt, None, &tokens, now);
+            let held = lookups.held(&prompt, endpoint, &tokens);
+            assert_eq!((held.precise, held.rung), (held.device, Rung::Precise));
+            held.precise
+        };
+        assert_eq!((precise(sent, now), precise(other, now)), (Some(4), Some(0)));
+        let later = now.plus(IN_FLIGHT + Duration::from_millis(1));
+        assert_eq!(precise(sent, later), Some(0), "it was not computed, or it would have been announced");
+    }
 
     #[test]
     fn a_cache_is_as_large_whatever_prompt_comes() {

@@ -3,6 +3,8 @@
 use ahash::AHashMap;
 use smallvec::SmallVec;
 
+use crate::state::signals::Millis;
+
 const NONE: u32 = u32::MAX;
 
 /// Names that follow each other in a chain, found by the first of them. Prompts come and go as a whole, so a prompt of
@@ -15,6 +17,8 @@ struct Run {
     older: u32,
     /// Whether more than one chain went on from its end: what follows next begins a run of its own.
     forked: bool,
+    /// When it last became young.
+    touched: Millis,
 }
 
 /// The set. A chain becomes young from its deepest run to its first, so a run is younger than every run that builds on it,
@@ -82,14 +86,14 @@ impl Lru {
 
     /// Enters a chain, or makes it young again. Names dropped in exchange are handed to `dropped`; they are none of the
     /// chain's own.
-    pub fn enter(&mut self, chain: &[u64], dropped: &mut Vec<u64>) -> Entered {
+    pub fn enter(&mut self, chain: &[u64], now: Millis, dropped: &mut Vec<u64>) -> Entered {
         let chain = &chain[..chain.len().min(self.capacity)];
         let Walked { path, known, left } = self.walk(chain);
         if let Some((run, after)) = left {
             self.part(run, after);
         }
         // Young first, lest it is dropped for its own continuation.
-        self.make_young(&path);
+        self.make_young(&path, now);
         let new = &chain[known..];
         self.make_room(new.len(), dropped);
         if !new.is_empty() {
@@ -97,9 +101,9 @@ impl Lru {
             match path.last().map(|&at| &mut self.runs[at as usize]).filter(|last| !last.forked) {
                 Some(last) => last.names.extend_from_slice(new),
                 None => {
-                    let run = self.admit(new.to_vec());
+                    let run = self.admit(new.to_vec(), now);
                     self.link_newest(run);
-                    self.make_young(&path);
+                    self.make_young(&path, now);
                 }
             }
         }
@@ -122,6 +126,16 @@ impl Lru {
         walked
     }
 
+    /// How many leading names of a chain were entered at `since` or later.
+    pub fn depth_since(&self, chain: &[u64], since: Millis) -> usize {
+        let Walked { path, known, .. } = self.walk(chain);
+        let young = path.iter().take_while(|&&at| self.runs[at as usize].touched >= since).count();
+        if young == path.len() {
+            return known;
+        }
+        path[..young].iter().map(|&at| self.runs[at as usize].names.len()).sum()
+    }
+
     /// How many leading names of a chain are held.
     #[cfg(test)]
     pub fn depth(&self, chain: &[u64]) -> usize {
@@ -133,16 +147,16 @@ impl Lru {
         let run = &mut self.runs[at as usize];
         let (rest, forked) = (run.names.split_off(len), run.forked);
         run.forked = true;
-        let older = run.older;
-        let rest = self.admit(rest);
+        let (older, touched) = (run.older, run.touched);
+        let rest = self.admit(rest, touched);
         self.runs[rest as usize].forked = forked;
         self.link(rest, at, older);
     }
 
     /// A run that is found by its first name, not yet linked.
-    fn admit(&mut self, names: Vec<u64>) -> u32 {
+    fn admit(&mut self, names: Vec<u64>, touched: Millis) -> u32 {
         let head = names[0];
-        let run = Run { names, newer: NONE, older: NONE, forked: false };
+        let run = Run { names, newer: NONE, older: NONE, forked: false, touched };
         let at = if let Some(at) = self.vacant.pop() {
             self.runs[at as usize] = run;
             at
@@ -173,8 +187,9 @@ impl Lru {
         }
     }
 
-    fn make_young(&mut self, path: &[u32]) {
+    fn make_young(&mut self, path: &[u32], now: Millis) {
         for &at in path.iter().rev() {
+            self.runs[at as usize].touched = now;
             self.unlink(at);
             self.link_newest(at);
         }
@@ -219,9 +234,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const NOW: Millis = Millis(1);
+
     fn enter(lru: &mut Lru, chain: &[u64]) -> Vec<u64> {
         let mut dropped = Vec::new();
-        lru.enter(chain, &mut dropped);
+        lru.enter(chain, NOW, &mut dropped);
         dropped
     }
 
@@ -253,15 +270,15 @@ mod tests {
         assert!(enter(&mut lru, &[1, 2, 3]).is_empty());
         assert_eq!(enter(&mut lru, &[1, 9, 8]), [3]);
         assert_eq!(enter(&mut lru, &[7]), [2]);
-        assert_eq!(lru.enter(&[1, 9, 8], &mut Vec::new()), Entered { known: 3, held: 3 });
-        assert_eq!(lru.enter(&[1, 2], &mut Vec::new()), Entered { known: 1, held: 2 });
+        assert_eq!(lru.enter(&[1, 9, 8], NOW, &mut Vec::new()), Entered { known: 3, held: 3 });
+        assert_eq!(lru.enter(&[1, 2], NOW, &mut Vec::new()), Entered { known: 1, held: 2 });
     }
 
     #[test]
     fn a_chain_longer_than_the_capacity_keeps_its_head() {
         let mut lru = Lru::new(2);
         assert!(enter(&mut lru, &[1, 2, 3, 4]).is_empty());
-        assert_eq!(lru.enter(&[1, 2, 3, 4], &mut Vec::new()), Entered { known: 2, held: 2 });
+        assert_eq!(lru.enter(&[1, 2, 3, 4], NOW, &mut Vec::new()), Entered { known: 2, held: 2 });
     }
 
     #[test]
@@ -274,6 +291,16 @@ mod tests {
         lru.set_capacity(3, &mut Vec::new());
         assert!(enter(&mut lru, &[1, 2, 5]).is_empty());
         assert_eq!(enter(&mut lru, &[6]), [5]);
+    }
+
+    #[test]
+    fn what_was_entered_lately_is_told_from_what_is_held() {
+        let mut lru = Lru::new(10);
+        lru.enter(&[1, 2, 3], Millis(100), &mut Vec::new());
+        lru.enter(&[1, 2, 4, 5], Millis(200), &mut Vec::new());
+        let since = |chain: &[u64], since| lru.depth_since(chain, Millis(since));
+        assert_eq!((since(&[1, 2, 3], 100), since(&[1, 2, 3], 101), since(&[1, 2, 3], 201)), (3, 2, 0));
+        assert_eq!((since(&[1, 2, 4, 9], 200), since(&[8], 0)), (3, 0));
     }
 
     proptest! {
@@ -298,7 +325,7 @@ mod tests {
                 }
                 let known = chain.iter().take_while(|name| literal.names.contains(name)).count();
                 literal.enter(&chain, lru.capacity());
-                let entered = lru.enter(&chain, &mut dropped);
+                let entered = lru.enter(&chain, NOW, &mut dropped);
                 prop_assert_eq!(entered, Entered { known: known.min(entered.held), held: chain.len().min(lru.capacity()) });
                 for name in dropped {
                     assert!(held.remove(&name));
