@@ -255,7 +255,7 @@ mod tests {
 
     fn ids() -> Arc<Affinity> {
         let sources = vec![Carrier::Header("x-session-id".into()), Carrier::Cookie("chat".into())];
-        Arc::new(Affinity::new(Binding::Id { sources, ttl: Duration::from_secs(300), capacity: 10 }))
+        Arc::new(Affinity::new(Binding::Id { sources, ttl: Duration::from_mins(5), capacity: 10 }))
     }
 
     #[test]

@@ -227,7 +227,6 @@ fn member<'n>(node: &'n Node, name: &str) -> Option<(&'n str, &'n Node)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::tests::{lenient, picker_config, shown, strict};
     use crate::session::{Binding, Carrier};
     use rstest::rstest;

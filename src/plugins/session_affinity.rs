@@ -75,7 +75,7 @@ impl Default for IdConfig {
 /// Parameters of both plugins.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, rename_all = "camelCase")]
-pub struct Config {
+pub struct Parameters {
     /// `encoded_endpoint_header` or `session_id`; the settings of the other have no effect.
     pub strategy: Strategy,
     /// The header of `encoded_endpoint_header`.
@@ -91,14 +91,14 @@ pub struct Config {
 
 /// The parameters' schema under a manual of its own.
 pub fn schema(manual: &str) -> schemars::Schema {
-    let mut schema = schemars::schema_for!(Config);
+    let mut schema = schemars::schema_for!(Parameters);
     schema.insert("description".to_owned(), Value::String(manual.to_owned()));
     schema
 }
 
 /// Reads the parameters of either plugin.
 pub fn affinity(given: Value) -> Result<Affinity, ParameterError> {
-    let config = parameters::<Config>(given)?;
+    let config = parameters::<Parameters>(given)?;
     let binding = match config.strategy {
         Strategy::EncodedEndpointHeader => token(config)?,
         Strategy::SessionId => id(&config.session_id_config)?,
@@ -106,7 +106,7 @@ pub fn affinity(given: Value) -> Result<Affinity, ParameterError> {
     Ok(Affinity { binding: Arc::new(binding) })
 }
 
-fn token(config: Config) -> Result<Binding, ParameterError> {
+fn token(config: Parameters) -> Result<Binding, ParameterError> {
     let carrier = match (config.cookie, config.encoded_endpoint_header_config.header) {
         (Some(_), Some(_)) => {
             let why = "give `cookie` or `encodedEndpointHeaderConfig.header`, not both";

@@ -180,3 +180,21 @@ async fn a_token_names_the_endpoint_that_served_after_a_retry(
     }
     panic!("the closed engine was never the first in line");
 }
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_bind_nobody(
+    #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
+) {
+    let stand = stand(setup, "{}").await;
+    for engine in &stand.engines {
+        engine.state.set_fault(Fault::Die);
+    }
+    let answer = stand.client.chat(&chat()).await;
+    assert_eq!((answer.status, answer.header(TOKEN)), (500, None), "an engine's failure");
+    for engine in &stand.engines {
+        engine.close().await;
+    }
+    let answer = stand.client.chat(&chat()).await;
+    assert_eq!((answer.status, answer.header(TOKEN)), (503, None), "Envoy's");
+}

@@ -147,16 +147,31 @@ async fn replicas_with_one_key_obey_each_others_tokens_and_others_do_not() {
 }
 
 #[rstest]
-#[case::answered_by_envoy(json!("503"), json!({"response.code_details": "no_healthy_upstream"}))]
-#[case::an_engines_failure(json!("500"), json!({"response.code_details": "via_upstream"}))]
-#[case::served_by_a_stranger(json!("200"), json!({"upstream.address": "10.9.9.9:8000"}))]
+#[case::the_choice("200", "10.0.0.2:8000", true)]
+#[case::a_stranger("200", "10.9.9.9:8000", false)]
+#[case::a_failing_engine("500", "10.0.0.2:8000", false)]
 #[tokio::test(flavor = "multi_thread")]
-async fn who_did_not_serve_is_not_told_of(#[case] status: Value, #[case] attributes: Value) {
+async fn only_an_endpoint_of_the_pool_that_served_is_told(
+    #[case] status: &str,
+    #[case] served: &str,
+    #[case] told: bool,
+) {
     let picker = affinity("session-affinity-filter", "{}").start().await;
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).to_string();
     let mut steps = request_of(CHAT, &[], &body).to_vec();
-    steps.push(json!({"sh": {"headers": [[":status", status]], "eos": true}, "attributes": attributes}));
-    assert_eq!(run(&picker, &steps).await.response_header(TOKEN), None);
+    steps.push(json!({
+        "sh": {"headers": [[":status", status]], "eos": true},
+        "metadata": {"envoy.lb": {"x-gateway-destination-endpoint-served": served}},
+    }));
+    let token = run(&picker, &steps).await.response_header(TOKEN);
+    assert_eq!(token.is_some(), told);
+    if let Some(token) = token {
+        assert_eq!(
+            chat(&picker, &[(TOKEN, &token)]).await.first_choice(),
+            served,
+            "not the choice, but who served"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
