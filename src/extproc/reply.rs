@@ -13,6 +13,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
+use smallvec::SmallVec;
 
 use super::message::LB_NAMESPACE;
 use crate::decide::Served;
@@ -102,27 +103,32 @@ pub fn mutation(served: &Served, new_length: Option<usize>) -> HeaderMutation {
     if served.withhold_usage && served.head.get("accept-encoding").is_some() {
         remove.push("accept-encoding".to_owned());
     }
-    for carrier in served.tokens.iter().flat_map(|tokens| tokens.carriers()) {
-        take_token(carrier, &served.head, &mut set, &mut remove);
+    if let Some(tokens) = &served.tokens {
+        take_tokens(tokens, &served.head, &mut set, &mut remove);
     }
     HeaderMutation { set_headers: set, remove_headers: remove }
 }
 
-/// A session token is for us: the engine does not see it, nor does a header of that name without a valid one reach it.
-fn take_token(carrier: &Carrier, head: &Head, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
-    match carrier {
-        Carrier::Header(name) if head.get(name).is_some() && !remove.iter().any(|n| **n == **name) => {
-            remove.push(name.to_string());
-        }
-        Carrier::Cookie(name) if head.cookie(name).is_some() => {
-            // Envoy removes before it sets, so several lines become one.
-            remove.push("cookie".to_owned());
-            let rest = head.cookies_without(name);
-            if !rest.is_empty() {
-                set.push(set_header("cookie", rest));
+/// Session tokens are for us: what stands where they do reaches no engine, valid or not.
+fn take_tokens(tokens: &Issuer, head: &Head, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
+    let mut cookies: SmallVec<[&str; 1]> = SmallVec::new();
+    for carrier in tokens.carriers() {
+        match carrier {
+            Carrier::Header(name) if head.get(name).is_some() && !remove.iter().any(|n| **n == **name) => {
+                remove.push(name.to_string());
             }
+            Carrier::Cookie(name) if head.cookie(name).is_some() => cookies.push(name),
+            _ => {}
         }
-        _ => {}
+    }
+    if cookies.is_empty() {
+        return;
+    }
+    // Envoy removes before it sets, so several lines become one.
+    remove.push("cookie".to_owned());
+    let rest = head.cookies_without(&cookies);
+    if !rest.is_empty() {
+        set.push(set_header("cookie", rest));
     }
 }
 

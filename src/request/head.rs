@@ -81,10 +81,11 @@ impl Head {
         self.cookies().find_map(|cookie| cookie_value(cookie, name))
     }
 
-    /// The cookies but those of that name, as one header value; empty if there are no others.
-    pub fn cookies_without(&self, name: &str) -> String {
+    /// The cookies but those of these names, as one header value; empty if there are no others.
+    pub fn cookies_without(&self, names: &[&str]) -> String {
         let mut rest = String::new();
-        for cookie in self.cookies().filter(|cookie| cookie_value(cookie, name).is_none()) {
+        let is_named = |cookie: &&str| names.iter().any(|name| cookie_value(cookie, name).is_some());
+        for cookie in self.cookies().filter(|cookie| !is_named(cookie)) {
             if !rest.is_empty() {
                 rest.push_str("; ");
             }
@@ -163,8 +164,9 @@ mod tests {
         let head = head(&[("cookie", "a=1; mine=x=y;b=2"), ("Cookie", " mine=second ; c=\"3\"")]);
         assert_eq!((head.cookie("mine"), head.cookie("c")), (Some("x=y"), Some("3")));
         assert_eq!((head.cookie("min"), head.cookie("MINE")), (None, None));
-        assert_eq!(head.cookies_without("mine"), "a=1; b=2; c=\"3\"");
-        assert_eq!(super::Head::default().cookies_without("mine"), "");
+        assert_eq!(head.cookies_without(&["mine"]), "a=1; b=2; c=\"3\"");
+        assert_eq!(head.cookies_without(&["mine", "a", "c"]), "b=2");
+        assert_eq!(super::Head::default().cookies_without(&["mine"]), "");
     }
 
     #[test]
