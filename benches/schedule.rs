@@ -76,6 +76,7 @@ fn pick_by_marginal_cost(bencher: Bencher<'_, '_>, endpoints: usize) {
             prompt: &prompt,
             max_tokens: Some(100),
             answers: 1,
+            sessions: &[],
             subset: None,
             only_if_cached: false,
             wanted: 3,

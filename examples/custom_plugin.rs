@@ -100,6 +100,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         prompt: &Prepared { tokens: 1_000, ..Prepared::default() },
         max_tokens: Some(100),
         answers: 1,
+        sessions: &[],
         subset: None,
         only_if_cached: false,
         wanted: 2,

@@ -75,6 +75,8 @@ impl App {
         let feeds::FirstConfig { pipeline, tokenizers, problems: config_problems } =
             feeds::first_config(&args, extra_plugins)?;
         feeds::report("the scheduler configuration", &config_problems);
+        let settings = settings(&args, &replica)?;
+        feeds::tell_of_tokens(&settings.session_key, None, &pipeline);
         let renderer = Renderer::new(RenderConfig::default());
         let tokenizing = Arc::new(feeds::tokenizing(&args, &renderer, tokenizers)?);
         let tokens = Arc::new(TokenIndexes::default());
@@ -95,7 +97,7 @@ impl App {
                 tokenizing: Arc::clone(&tokenizing),
                 shared: feeds::shared_index(&args, &metrics, &stop, &tasks)?,
                 metrics: Arc::clone(&metrics),
-                settings: settings(&args, &replica)?,
+                settings,
             },
             ledger: Arc::clone(&ledger),
             metrics: Arc::clone(&metrics),
@@ -150,6 +152,7 @@ fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
         trust_hints: args.trust_hints,
         usage_injection: args.usage_injection,
         decision_detail: args.decision_detail,
+        session_key: Arc::new(feeds::session_key(args)?),
         replica: replica.into(),
     })
 }

@@ -6,6 +6,7 @@
 mod endpoint_picker;
 mod kthena;
 mod llm_d;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod tokenizers;

@@ -28,7 +28,8 @@ use crate::refusal::Refusal;
 use crate::request::head::Head;
 use crate::request::{Edits, LlmRequest};
 use crate::route::Question;
-use crate::schedule::{Ask, Scheduler, Subset};
+use crate::schedule::{Ask, Explained, Pipeline, Scheduler, Subset};
+use crate::session::{Issuer, Key, Session};
 use crate::snapshot::{Routed, Store};
 use crate::state::pool::TrafficPolicy;
 use crate::state::rates::Forecast;
@@ -60,6 +61,8 @@ pub struct Settings {
     pub usage_injection: UsageInjection,
     /// Whether the whole candidate table is kept of 1 decision in so many; the best 8 always are.
     pub decision_detail: u32,
+    /// What session tokens are signed with.
+    pub session_key: Arc<Key>,
     /// Name of this process in decision ids.
     pub replica: Box<str>,
 }
@@ -72,6 +75,7 @@ impl Default for Settings {
             trust_hints: false,
             usage_injection: UsageInjection::Auto,
             decision_detail: 1_000,
+            session_key: Arc::default(),
             replica: "local".into(),
         }
     }
@@ -148,6 +152,8 @@ pub struct Served {
     pub stream: bool,
     /// Answers it asked for.
     pub answers: u32,
+    /// Tells the client where its session is bound, where tokens do.
+    pub tokens: Option<Box<Issuer>>,
 }
 
 /// Decides requests.
@@ -187,11 +193,17 @@ impl Decider {
         let pipeline = self.scheduler.pipeline();
         let path = arrived.head.path();
         let prompt = self.prepare(&mut record, &pipeline, &routed, &request, path, text.bytes()).await;
-        let ask =
-            Ask { subset: arrived.subset.as_ref(), ..ask(&routed, &request, &prompt, seed, usize::MAX) };
-        let (leg, held) = self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
+        let sessions = self.sessions(&pipeline, &arrived.head, &routed.pool);
+        let ask = Ask {
+            subset: arrived.subset.as_ref(),
+            sessions: &sessions,
+            ..ask(&routed, &request, &prompt, seed, usize::MAX)
+        };
+        let Explained { record: leg, held, session } =
+            self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
         record.legs.push(leg);
         record.predict(&prompt, held);
+        record.session = session;
         Ok(record)
     }
 
@@ -214,8 +226,10 @@ impl Decider {
 
         let began = Instant::now();
         let detail = self.detail(seed, &routed);
+        let sessions = self.sessions(&pipeline, &arrived.head, &routed.pool);
         let ask = Ask {
             subset: arrived.subset.as_ref(),
+            sessions: &sessions,
             only_if_cached: arrived.head.only_if_cached(),
             ..ask(&routed, &request, &prompt, seed, detail)
         };
@@ -234,9 +248,13 @@ impl Decider {
             arrived.body = Body::Whole(Chunks::of(decoded));
         }
         record.predict(&prompt, picked.held);
+        record.session = picked.session;
         record.legs.push(picked.record);
         let uncached = record.prompt_tokens - record.predicted_cached_tokens;
+        let key = &self.settings.session_key;
+        let tokens = Issuer::of(&pipeline.affinities, key, &routed.pool, &picked.ranked);
         Ok(Verdict::Serve(Box::new(Served {
+            tokens,
             ranked: picked.ranked,
             leg: picked.leg,
             head: arrived.head,
@@ -250,6 +268,12 @@ impl Decider {
             stream: request.stream,
             answers: request.n,
         })))
+    }
+
+    /// What the request says of its session, for each affinity of the profile.
+    fn sessions(&self, pipeline: &Pipeline, head: &Head, pool: &Pool) -> SmallVec<[Session; 1]> {
+        let read = |affinity| Session::read(affinity, head, pool, &self.settings.session_key);
+        pipeline.affinities.iter().map(read).collect()
     }
 
     fn parse<'a>(
@@ -331,6 +355,7 @@ fn ask<'a>(
         prompt,
         max_tokens: request.max_tokens,
         answers: request.n,
+        sessions: &[],
         subset: None,
         only_if_cached: false,
         wanted: routed.pool.traffic.attempts.map_or(RANKED, |attempts| attempts as usize + 1),

@@ -12,6 +12,7 @@ use crate::prompt::Prepared;
 use crate::prompt::blocks::Ending;
 use crate::refusal::Reason;
 use crate::schedule::LegRecord;
+use crate::session;
 use crate::state::cache::Rung;
 use crate::usage::{Usage, UsageSource};
 
@@ -144,6 +145,8 @@ pub struct Record {
     pub predictions: Predictions,
     /// Prompt tokens, counted or estimated.
     pub prompt_tokens: u64,
+    /// What became of its session; `None` where no plugin of the profile asks.
+    pub session: Option<session::Outcome>,
     /// Cycles.
     pub legs: SmallVec<[LegRecord; 1]>,
     /// Prompt tokens believed cached at the choice.
@@ -179,6 +182,7 @@ impl Record {
             ending: None,
             predictions: Predictions::default(),
             prompt_tokens: 0,
+            session: None,
             legs: SmallVec::new(),
             predicted_cached_tokens: 0,
             reported_cached_tokens: None,

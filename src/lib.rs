@@ -44,6 +44,7 @@ pub mod request;
 pub mod resources;
 pub mod route;
 pub mod schedule;
+pub mod session;
 pub mod settle;
 pub mod snapshot;
 pub mod state;

@@ -36,7 +36,8 @@ A plugin that is filter and scorer acts as both in an `EndpointPickerConfig`; in
 the list that names it, `Filter` or `Score`. Parameter names match in any letter case. Of llm-d's producers,
 `approx-prefix-cache-producer` holds the parameters of the `prefix-cache-scorer` that names it, and
 `precise-prefix-cache-producer` makes such a scorer go by engines' events; `precise-prefix-cache-scorer` is read as
-`precise-prefix`. Other types of llm-d and Kthena that are not below are errors, or skipped with a warning under
+`precise-prefix`. A `session-id-producer` or `agent-identity` is what the session affinities that name it read sessions
+from. Other types of llm-d and Kthena that are not below are errors, or skipped with a warning under
 `--allow-unsupported`.
 ";
 
@@ -63,12 +64,24 @@ pub fn markdown(kinds: &[&Kind]) -> String {
         if let Some(parameters) = parameters {
             text.push_str("\n| parameter | type | default | meaning |\n|---|---|---|---|\n");
             for (name, parameter) in parameters {
-                let (kind, meaning) = (type_of(&schema, parameter), meaning(&schema, parameter));
-                _ = writeln!(text, "| `{name}` | {kind} | {} | {} |", default_of(parameter), cell(&meaning));
+                rows(&schema, name, parameter, &mut text);
             }
         }
     }
     text
+}
+
+/// The row of a parameter, and of each member of what it is made of.
+fn rows(root: &Value, name: &str, parameter: &Value, text: &mut String) {
+    let (kind, meaning) = (type_of(root, parameter), meaning(root, parameter));
+    _ = writeln!(text, "| `{name}` | {kind} | {} | {} |", default_of(parameter), cell(&meaning));
+    let schema = resolved(root, parameter);
+    let items = resolved(root, &schema["items"]);
+    for (of, dot) in [(schema, "."), (items, "[].")] {
+        for (member, parameter) in of["properties"].as_object().into_iter().flatten() {
+            rows(root, &format!("{name}{dot}{member}"), parameter, text);
+        }
+    }
 }
 
 /// The JSON schema of an entry of `plugins`.

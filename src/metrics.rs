@@ -9,6 +9,7 @@ use std::time::Duration;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::refusal::Reason;
+use crate::session::Outcome;
 use crate::usage::UsageSource;
 
 /// Seconds, from 10 us to 10 s: decisions and their stages.
@@ -89,6 +90,8 @@ pub struct PoolMetrics {
     pub cached_tokens: AtomicU64,
     /// Times a filter was ignored because it would have left nobody.
     pub filters_ignored: AtomicU64,
+    /// Picks of a profile that keeps sessions, by what became of the session.
+    pub sessions: [AtomicU64; Outcome::ALL.len()],
     /// Time to first token as the picker saw it.
     pub time_to_first_token: Histogram,
 }
@@ -102,6 +105,7 @@ impl Default for PoolMetrics {
             output_tokens: AtomicU64::default(),
             cached_tokens: AtomicU64::default(),
             filters_ignored: AtomicU64::default(),
+            sessions: Default::default(),
             time_to_first_token: Histogram::new(TTFT_BUCKETS),
         }
     }

@@ -4,6 +4,7 @@
 
 pub mod filter_health;
 pub mod filter_lora_affinity;
+pub mod filter_session_affinity;
 pub mod filter_subset;
 pub mod least_request;
 pub mod pick_least_connections;
@@ -29,6 +30,8 @@ pub mod score_prefix_cache;
 pub mod score_prefix_match;
 pub mod score_prefix_or_two_choices;
 pub mod score_random;
+pub mod score_session_affinity;
+mod session_affinity;
 
 use std::sync::Arc;
 
@@ -42,6 +45,7 @@ pub const PLUGINS: &[&Kind] = &[
     &filter_subset::KIND,
     &filter_health::KIND,
     &filter_lora_affinity::KIND,
+    &filter_session_affinity::KIND,
     &score_marginal_cost::KIND,
     &least_request::KIND,
     &score_prefix_cache::KIND,
@@ -55,6 +59,7 @@ pub const PLUGINS: &[&Kind] = &[
     &score_gpu_usage::KIND,
     &score_least_latency::KIND,
     &score_lora_affinity::KIND,
+    &score_session_affinity::KIND,
     &score_gauges::QUEUE,
     &score_gauges::RUNNING,
     &score_gauges::KV_CACHE,
@@ -147,6 +152,7 @@ pub(crate) mod testing {
             prompt,
             max_tokens: None,
             answers: 1,
+            sessions: &[],
             subset: None,
             only_if_cached: false,
             wanted: 3,
@@ -236,7 +242,8 @@ mod tests {
             let name = entry.unwrap().file_name().into_string().unwrap();
             let module = name.trim_end_matches(".rs");
             assert!(
-                ["ranking", "rendezvous"].contains(&module) || source.contains(&format!("&{module}::")),
+                ["ranking", "rendezvous", "session_affinity"].contains(&module)
+                    || source.contains(&format!("&{module}::")),
                 "{name} is not in PLUGINS"
             );
         }

@@ -27,6 +27,7 @@ use crate::index::knowledge::capacity_in;
 use crate::index::{Held, TokenIndexes};
 use crate::prompt::Prepared;
 use crate::refusal::{Reason, Refusal};
+use crate::session::{Outcome, Session};
 use crate::state::cache::Rung;
 use crate::state::rates::{self, Forecast};
 use crate::state::reservation::{Leg, Role, Work};
@@ -47,6 +48,8 @@ pub struct Ask<'a> {
     pub max_tokens: Option<u64>,
     /// Answers wanted, each with its own output.
     pub answers: u32,
+    /// What it says of its session, one for each affinity of the profile.
+    pub sessions: &'a [Session],
     /// Restriction that came with the request.
     pub subset: Option<&'a Subset>,
     /// Endpoints to rank: the choice and the alternatives for retries.
@@ -72,6 +75,19 @@ pub struct Picked {
     pub held: Held,
     /// How long it was expected to take.
     pub forecast: Forecast,
+    /// What became of its session; `None` where no plugin asks.
+    pub session: Option<Outcome>,
+}
+
+/// An endpoint that would be chosen.
+#[derive(Debug)]
+pub struct Explained {
+    /// The decision table.
+    pub record: LegRecord,
+    /// What the choice is believed to hold of the prompt already.
+    pub held: Held,
+    /// What would become of the request's session; `None` where no plugin asks.
+    pub session: Option<Outcome>,
 }
 
 /// Runs the current pipeline.
@@ -176,12 +192,13 @@ impl Scheduler {
         if held.tokens == 0 {
             leg.member.endpoint.cache.note_cold();
         }
+        let session = keep_sessions(&space, pool, ask);
         drop(cycle);
         let record = record(&mut space, &profile, pool, ask, Some((uncached, output)));
         let ranked: SmallVec<[Arc<Endpoint>; 3]> =
             space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
         self.remember(pipeline, ask.prompt, &leg.member.endpoint, cx.now);
-        Ok(Picked { ranked, leg, record, held, forecast })
+        Ok(Picked { ranked, leg, record, held, forecast, session })
     }
 
     /// What was sent to `endpoint` is there from now on, as far as its cache reaches.
@@ -205,18 +222,19 @@ impl Scheduler {
         }
     }
 
-    /// The decision table for a request that is not booked, and what the choice is believed to hold of its prompt.
+    /// The decision for a request that is not booked.
     pub fn explain(
         &self,
         pipeline: &Pipeline,
         pool: &Arc<Pool>,
         ask: &Ask<'_>,
-    ) -> Result<(LegRecord, Held), Refusal> {
+    ) -> Result<Explained, Refusal> {
         let mut space = Workspace::of_this_thread();
         let _cycle = pool.memory.cycle.lock();
         let profile = self.rank(pipeline, &mut space, &Cycle::new(pool, ask, self.staleness))?;
         let chosen = space.candidates[space.ranked[0] as usize];
-        Ok((record(&mut space, &profile, pool, ask, None), chosen.held))
+        let session = ask.sessions.first().map(|session| outcome(session, &space, pool, Millis::now()));
+        Ok(Explained { record: record(&mut space, &profile, pool, ask, None), held: chosen.held, session })
     }
 
     /// Fills `space.ranked` with at least one candidate.
@@ -261,6 +279,27 @@ impl Scheduler {
         }
         Ok(profile)
     }
+}
+
+/// Binds the request's sessions to the choice; what became of the first.
+fn keep_sessions(space: &Workspace, pool: &Pool, ask: &Ask<'_>) -> Option<Outcome> {
+    let mut first = None;
+    for session in ask.sessions {
+        let now = Millis::now();
+        let outcome = outcome(session, space, pool, now);
+        session.bind(outcome, space.endpoint(pool, space.ranked[0]).slot, now);
+        first = first.or(Some(outcome));
+    }
+    if let Some(outcome) = first {
+        pool.memory.metrics.sessions[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+    first
+}
+
+fn outcome(session: &Session, space: &Workspace, pool: &Pool, now: Millis) -> Outcome {
+    let slot = |at: usize| space.endpoint(pool, at as u32).slot;
+    let is_candidate = |bound| (0..space.candidates.len()).any(|at| slot(at) == bound);
+    session.outcome(slot(space.ranked[0] as usize), is_candidate, now)
 }
 
 /// Keeps the picked and the best candidates of a cycle.

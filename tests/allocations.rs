@@ -63,6 +63,7 @@ fn allocations(endpoints: usize) -> u64 {
             prompt: &prompt,
             max_tokens: Some(100),
             answers: 1,
+            sessions: &[],
             subset: None,
             only_if_cached: false,
             wanted: 3,

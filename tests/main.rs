@@ -55,6 +55,11 @@ mod feeds {
     mod zmtp;
 }
 
+/// What an ext_proc client of llm-d's kind sees.
+mod extproc {
+    mod sessions;
+}
+
 /// Whole set-ups: clients, a real Envoy with the shipped configurations, the picker, simulated engines.
 mod envoy {
     mod bodies;
@@ -65,6 +70,7 @@ mod envoy {
     mod reservations;
     mod retries;
     mod rungs;
+    mod sessions;
     mod streaming;
 }
 

@@ -21,6 +21,7 @@ use crate::feed::render::Renderer;
 use crate::feed::scrape::Scraper;
 use crate::metrics::{Degraded, Metrics, Stage};
 use crate::schedule::Scheduler;
+use crate::session::Outcome;
 use crate::settle::Ledger;
 use crate::snapshot::{Snapshot, Store};
 use crate::state::health::State;
@@ -160,6 +161,16 @@ fn requests(
     let mut family = Family::new(encoder, "filters_ignored", help, MetricType::Counter)?;
     for pool in &snapshot.pools {
         family.counter([("pool", &*pool.label)], get(&pool.memory.metrics.filters_ignored))?;
+    }
+    let help = "Picks of profiles that keep sessions, by what became of the session";
+    let mut family = Family::new(encoder, "sessions", help, MetricType::Counter)?;
+    for pool in &snapshot.pools {
+        for outcome in Outcome::ALL {
+            let n = get(&pool.memory.metrics.sessions[outcome as usize]);
+            if n > 0 {
+                family.counter([("pool", &*pool.label), ("outcome", outcome.name())], n)?;
+            }
+        }
     }
     Ok(())
 }

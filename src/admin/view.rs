@@ -9,6 +9,7 @@ use crate::feed::kv_events::wire::Shape;
 use crate::feed::kv_events::{GAP_OUTCOMES, Skip, Status};
 use crate::feed::scrape::ScrapeStatus;
 use crate::schedule::{CandidateRow, LegRecord};
+use crate::session::Outcome;
 use crate::state::Endpoint;
 use crate::state::Pool;
 use crate::state::cache::Rung;
@@ -35,6 +36,7 @@ pub fn decision(record: &Record) -> Value {
         "route": record.route,
         "rung": record.rung.name(),
         "prompt_tokens": record.prompt_tokens,
+        "session": record.session.map(Outcome::name),
         "legs": record.legs.iter().map(|leg_record| leg(leg_record, record)).collect::<Vec<_>>(),
         "predicted_cached_tokens": record.predicted_cached_tokens,
         "reported_cached_tokens": record.reported_cached_tokens,

@@ -24,6 +24,7 @@ use crate::metrics::{Degraded, Metrics};
 use crate::prompt::{Tokenizers, tokenize};
 use crate::schedule::plugin::Kind;
 use crate::schedule::{Pipeline, Scheduler};
+use crate::session::Key;
 use crate::settle::OnUnknownModel;
 use crate::topology::{GRACE, Topology};
 
@@ -67,6 +68,23 @@ fn options(args: &ServeArgs, extra: &'static [&'static Kind]) -> config::Options
         allow_unsupported: args.allow_unsupported,
         shared_index: args.redis_url.is_some(),
         extra_plugins: extra,
+    }
+}
+
+/// What session tokens are signed with.
+pub fn session_key(args: &ServeArgs) -> Result<Key> {
+    let Some(path) = &args.session_key_file else { return Ok(Key::random()) };
+    let of = || format!("--session-key-file {}", path.display());
+    let bytes = std::fs::read(path).with_context(of)?;
+    Key::from_file(&bytes).with_context(of)
+}
+
+/// Says once that tokens are of this process alone, when a pipeline begins to use them.
+pub fn tell_of_tokens(key: &Key, before: Option<&Pipeline>, pipeline: &Pipeline) {
+    if pipeline.uses_tokens() && !key.is_shared() && !before.is_some_and(Pipeline::uses_tokens) {
+        tracing::warn!(
+            "session tokens are valid in this process only; give --session-key-file the same key for all replicas"
+        );
     }
 }
 
@@ -248,6 +266,8 @@ fn reload_config(path: &Path, options: &config::Options<'_>, admin: &Admin) {
     admin.shared.metrics.set_degraded(Degraded::Config, read.pipeline.is_none());
     match read.pipeline {
         Some(pipeline) => {
+            let key = &admin.shared.decider.settings.session_key;
+            tell_of_tokens(key, Some(&scheduler.pipeline()), &pipeline);
             scheduler.replace(pipeline);
             let tokenizing = &admin.shared.decider.tokenizing;
             tokenizing.sources.store(Arc::new(read.tokenizers));

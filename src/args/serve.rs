@@ -110,6 +110,10 @@ pub struct ServeArgs {
     /// Ask engines for token usage where clients stream without it.
     #[arg(long, value_enum, default_value_t, env = "PILOTFISH_USAGE_INJECTION")]
     pub usage_injection: UsageInjection,
+    /// File with the key that session tokens are signed with: 32 bytes or more, the same for all replicas; read at the
+    /// start. Without it a random key: tokens are valid in this process only.
+    #[arg(long, value_name = "FILE", env = "PILOTFISH_SESSION_KEY_FILE")]
+    pub session_key_file: Option<PathBuf>,
     /// Folder below which the tokenizers lie that resources and configuration name by file.
     #[arg(long, value_name = "DIR", env = "PILOTFISH_TOKENIZER_DIR")]
     pub tokenizer_dir: Option<PathBuf>,
@@ -130,9 +134,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILTER", default_value = "info", env = "PILOTFISH_LOG_LEVEL")]
     pub log_level: String,
 
-    /// Has no effect in this version.
-    #[arg(long, value_name = "FILE", env = "PILOTFISH_SESSION_KEY_FILE")]
-    pub session_key_file: Option<PathBuf>,
     /// Has no effect in this version.
     #[arg(long, value_name = "ADDRESS,...", env = "PILOTFISH_PEERS")]
     pub peers: Option<String>,
@@ -163,13 +164,9 @@ impl ServeArgs {
 
     /// Flags given that do nothing yet.
     pub fn without_effect(&self) -> impl Iterator<Item = &'static str> {
-        [
-            ("--session-key-file", self.session_key_file.is_some()),
-            ("--peers", self.peers.is_some()),
-            ("--conformance", self.conformance),
-        ]
-        .into_iter()
-        .filter(|(_, given)| *given)
-        .map(|(flag, _)| flag)
+        [("--peers", self.peers.is_some()), ("--conformance", self.conformance)]
+            .into_iter()
+            .filter(|(_, given)| *given)
+            .map(|(flag, _)| flag)
     }
 }

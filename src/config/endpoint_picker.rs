@@ -1,7 +1,7 @@
 //! `kind: EndpointPickerConfig`, ours and llm-d's: named plugin instances, and profiles that list them with weights.
 
 use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER, says_something};
-use super::{Planned, Reader, did_you_mean, tokenizers};
+use super::{Planned, Reader, did_you_mean, sessions, tokenizers};
 use crate::document::{Node, Place, typed};
 use crate::plugins;
 use crate::plugins::score_prefix_match::{self, Config as Match, Source};
@@ -66,12 +66,12 @@ const WITHOUT_EFFECT: [(&str, &[&str], &str); 5] = [
 const GATES: [&str; 2] = ["flowControl", "haPopulateNonLeaderDatastore"];
 
 /// An entry of `plugins`.
-struct Listed<'n> {
-    name: &'n str,
-    type_name: &'n str,
-    place: Place,
+pub(super) struct Listed<'n> {
+    pub(super) name: &'n str,
+    pub(super) type_name: &'n str,
+    pub(super) place: Place,
     node: &'n Node,
-    parameters: Option<&'n Node>,
+    pub(super) parameters: Option<&'n Node>,
 }
 
 /// A listed plugin that can take part.
@@ -182,11 +182,20 @@ fn build(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) -> Optio
             }
             return None;
         }
+        sessions::SESSION_ID | sessions::AGENT_IDENTITY => {
+            sessions::producer(reader, one, all);
+            return None;
+        }
         _ => {}
     }
     let type_name = llm_d::alias(one.type_name).unwrap_or(one.type_name);
     if let Some(kind) = plugins::find(type_name, reader.options.extra_plugins) {
-        return reader.build(kind, one.parameters).map(|instance| (kind.name, instance));
+        let instance = if sessions::is_affinity(kind.name) {
+            sessions::affinity(reader, kind, one, all)
+        } else {
+            reader.build(kind, one.parameters)
+        };
+        return instance.map(|instance| (kind.name, instance));
     }
     match llm_d::known(one.type_name) {
         Some(Known::BuiltIn) => {

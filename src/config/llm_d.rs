@@ -1,5 +1,6 @@
 //! The plugin types of llm-d that have no counterpart among ours, and what becomes of them.
 
+use super::sessions::{AGENT_IDENTITY, SESSION_ID};
 use crate::document::{Node, Yaml};
 
 /// What naming an llm-d type means here.
@@ -62,7 +63,6 @@ const LACKING: &[&str] = &[
     "decode-filter",
     "prefill-filter",
     "encode-filter",
-    "session-affinity-filter",
     "endpoint-attribute-filter",
     "topology-affinity-filter",
     "utilization-filter",
@@ -75,7 +75,6 @@ const LACKING: &[&str] = &[
     "load-aware-scorer",
     "token-load-scorer",
     "active-request-scorer",
-    "session-affinity-scorer",
     "header-label-affinity-scorer",
     "endpoint-attribute-scorer",
     "topology-affinity-scorer",
@@ -102,13 +101,11 @@ const LACKING: &[&str] = &[
     "multicluster-metrics-extractor",
     "predicted-latency-producer",
     "mm-embeddings-cache-producer",
-    "session-id-producer",
     "burst-prefix-cache-producer",
     "p2p-source-producer",
     "multicluster-approx-prefix-cache-producer",
     "latency-slo-admitter",
     "probabilistic-admitter",
-    "agent-identity",
     "request-attribute-reporter",
     "destination-endpoint-served-verifier",
     "round-robin-fairness-policy",
@@ -121,7 +118,7 @@ const LACKING: &[&str] = &[
     "priority-then-time-eviction-order-policy",
 ];
 
-/// What becomes of an llm-d type other than the two above; `None` if llm-d has no such type.
+/// What becomes of an llm-d type other than those above; `None` if llm-d has no such type.
 pub fn known(name: &str) -> Option<Known> {
     [(BUILT_IN, Known::BuiltIn), (IGNORED, Known::Ignored), (LACKING, Known::Lacking)]
         .into_iter()
@@ -130,7 +127,8 @@ pub fn known(name: &str) -> Option<Known> {
 
 /// Every type above, to find the nearest of a name.
 pub fn names() -> Vec<&'static str> {
-    let lists = [BUILT_IN, IGNORED, LACKING, &[PREFIX_CACHE_SCORER, APPROXIMATE_PREFIX]];
+    let lists =
+        [BUILT_IN, IGNORED, LACKING, &[PREFIX_CACHE_SCORER, APPROXIMATE_PREFIX, SESSION_ID, AGENT_IDENTITY]];
     lists.into_iter().flatten().copied().collect()
 }
 

@@ -10,15 +10,15 @@ fn read_with(text: &str, options: &Options<'_>) -> Read {
     read(Path::new("scheduler.yaml"), text.into(), options, None)
 }
 
-fn strict(text: &str) -> Read {
+pub(super) fn strict(text: &str) -> Read {
     read_with(text, &Options::default())
 }
 
-fn lenient(text: &str) -> Read {
+pub(super) fn lenient(text: &str) -> Read {
     read_with(text, &Options { allow_unsupported: true, ..Options::default() })
 }
 
-fn shown(read: &Read) -> Vec<String> {
+pub(super) fn shown(read: &Read) -> Vec<String> {
     let line = |p: &Problem| {
         let advice = p.advice.as_ref().map(|advice| format!(" = {advice}")).unwrap_or_default();
         let severity = if p.severity == Severity::Error { "error" } else { "warning" };
@@ -32,7 +32,7 @@ fn effect(read: &Read) -> Value {
 }
 
 /// An EndpointPickerConfig; the given text starts at line 3.
-fn picker_config(rest: &str) -> String {
+pub(super) fn picker_config(rest: &str) -> String {
     format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n{rest}")
 }
 

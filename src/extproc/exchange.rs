@@ -29,6 +29,7 @@ use crate::refusal::{Reason, Refusal};
 use crate::request::Edits;
 use crate::request::head::Head;
 use crate::schedule::Subset;
+use crate::session::Issuer;
 use crate::settle::Progress;
 use crate::usage::Scanner;
 
@@ -80,6 +81,7 @@ pub struct Exchange {
     started: Instant,
     scanner: Option<Scanner>,
     withhold_usage: bool,
+    tokens: Option<Box<Issuer>>,
     /// What has been seen of the response.
     pub progress: Progress,
 }
@@ -100,6 +102,7 @@ impl Exchange {
             started: now,
             scanner: None,
             withhold_usage: false,
+            tokens: None,
             progress: Progress::default(),
         }
     }
@@ -277,7 +280,7 @@ impl Exchange {
         {
             return Err(overloaded());
         }
-        let metadata = reply::metadata(served, record);
+        let metadata = reply::metadata(served, record, !self.sees_response_body());
         let body = std::mem::replace(&mut served.body, Body::Absent);
         let edits = std::mem::take(&mut served.edits);
         let new_length = new_length(&served.head, &body, served.decoded, &edits);
@@ -298,6 +301,7 @@ impl Exchange {
             out.push_back(reply::continue_request_trailers());
         }
         self.withhold_usage = served.withhold_usage;
+        self.tokens = served.tokens.take();
         self.progress.decided = Some(now);
         self.phase = Phase::Responding;
         Ok(())

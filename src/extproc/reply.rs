@@ -1,6 +1,7 @@
 //! Builds Envoy's messages from decisions. Nothing is echoed that we did not change.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
@@ -12,11 +13,15 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
+use smallvec::SmallVec;
 
 use super::message::LB_NAMESPACE;
 use crate::decide::Served;
 use crate::decision::Record;
 use crate::refusal::Refusal;
+use crate::request::head::Head;
+use crate::session::{Carrier, Issuer};
+use crate::state::Endpoint;
 
 /// The header and metadata key of the destination.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
@@ -24,6 +29,7 @@ pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 pub const DECISION: &str = "x-pilotfish-decision";
 /// Our own metadata namespace.
 pub const NAMESPACE: &str = "pilotfish";
+const SET_COOKIE: &str = "set-cookie";
 /// Metadata keys of the composite cluster's members, one endpoint each.
 const RANKED_KEYS: [&str; 3] = ["d1", "d2", "d3"];
 
@@ -40,6 +46,30 @@ pub fn continue_request_headers() -> ProcessingResponse {
 /// Goes on with response headers unchanged.
 pub fn continue_response_headers() -> ProcessingResponse {
     message(Response::ResponseHeaders(HeadersResponse::default()))
+}
+
+/// Goes on with response headers that tell the client where its session is bound.
+pub fn session_headers(tokens: &Issuer, endpoint: &Endpoint) -> ProcessingResponse {
+    let set_headers = tokens.carriers().map(|carrier| {
+        let (name, value) = session_header(carrier, tokens.token(endpoint));
+        let mut header = set_header(name, value);
+        if matches!(carrier, Carrier::Cookie(_)) {
+            // The engine's own cookies stay.
+            header.append_action = HeaderAppendAction::AppendIfExistsOrAdd.into();
+        }
+        header
+    });
+    let mutation = HeaderMutation { set_headers: set_headers.collect(), remove_headers: Vec::new() };
+    let response = CommonResponse { header_mutation: Some(mutation), ..CommonResponse::default() };
+    message(Response::ResponseHeaders(HeadersResponse { response: Some(response) }))
+}
+
+/// The response header that brings a token to where the client must send it from.
+fn session_header(carrier: &Carrier, token: String) -> (&str, String) {
+    match carrier {
+        Carrier::Header(name) => (name, token),
+        Carrier::Cookie(name) => (SET_COOKIE, format!("{name}={token}; Path=/; HttpOnly; SameSite=Lax")),
+    }
 }
 
 /// Goes on after request trailers.
@@ -73,7 +103,33 @@ pub fn mutation(served: &Served, new_length: Option<usize>) -> HeaderMutation {
     if served.withhold_usage && served.head.get("accept-encoding").is_some() {
         remove.push("accept-encoding".to_owned());
     }
+    if let Some(tokens) = &served.tokens {
+        take_tokens(tokens, &served.head, &mut set, &mut remove);
+    }
     HeaderMutation { set_headers: set, remove_headers: remove }
+}
+
+/// Session tokens are for us: what stands where they do reaches no engine, valid or not.
+fn take_tokens(tokens: &Issuer, head: &Head, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
+    let mut cookies: SmallVec<[&str; 1]> = SmallVec::new();
+    for carrier in tokens.carriers() {
+        match carrier {
+            Carrier::Header(name) if head.get(name).is_some() && !remove.iter().any(|n| **n == **name) => {
+                remove.push(name.to_string());
+            }
+            Carrier::Cookie(name) if head.cookie(name).is_some() => cookies.push(name),
+            _ => {}
+        }
+    }
+    if cookies.is_empty() {
+        return;
+    }
+    // Envoy removes before it sets, so several lines become one.
+    remove.push("cookie".to_owned());
+    let rest = head.cookies_without(&cookies);
+    if !rest.is_empty() {
+        set.push(set_header("cookie", rest));
+    }
 }
 
 /// `ip:port,ip:port`, best first.
@@ -85,7 +141,9 @@ fn destinations(served: &Served) -> String {
 }
 
 /// What Envoy's clusters, logs and limits read: the destination in every form, the decision, the request in numbers.
-pub fn metadata(served: &Served, record: &Record) -> Struct {
+/// With `tell_sessions` also what every endpoint that may serve would tell the client of its session: where Envoy does not
+/// show us response headers, it takes the header from here, by the address that served.
+pub fn metadata(served: &Served, record: &Record, tell_sessions: bool) -> Struct {
     let mut lb = HashMap::with_capacity(5);
     lb.insert(DESTINATION.to_owned(), string(destinations(served)));
     lb.insert(DECISION.to_owned(), string(record.id.to_string()));
@@ -101,12 +159,31 @@ pub fn metadata(served: &Served, record: &Record) -> Struct {
         own.insert("pool".to_owned(), string(pool.to_string()));
     }
     own.insert("prompt_tokens".to_owned(), number(record.prompt_tokens));
+    if let Some(tokens) = served.tokens.as_ref().filter(|_| tell_sessions) {
+        own.insert("session".to_owned(), structure(session_by_address(tokens)));
+    }
     Struct {
         fields: HashMap::from([
             (LB_NAMESPACE.to_owned(), structure(lb)),
             (NAMESPACE.to_owned(), structure(own)),
         ]),
     }
+}
+
+/// Response header -> address -> value.
+fn session_by_address(tokens: &Issuer) -> HashMap<String, Value> {
+    let by_address = |carrier| {
+        let header = |endpoint: &Arc<Endpoint>| {
+            let (_, value) = session_header(carrier, tokens.token(endpoint));
+            (endpoint.destination.to_string(), string(value))
+        };
+        structure(tokens.ranked().iter().map(header).collect())
+    };
+    let name = |carrier: &Carrier| match carrier {
+        Carrier::Header(name) => name.to_string(),
+        Carrier::Cookie(_) => SET_COOKIE.to_owned(),
+    };
+    tokens.carriers().map(|carrier| (name(carrier), by_address(carrier))).collect()
 }
 
 /// The output tokens, once known.

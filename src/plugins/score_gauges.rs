@@ -56,6 +56,7 @@ const METRICS: Needs = Needs {
     head_bytes: None,
     metrics: true,
     lora: false,
+    session: None,
 };
 
 fn gauge(read: fn(&Candidate) -> Option<f32>) -> Instance {

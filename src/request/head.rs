@@ -49,6 +49,11 @@ pub const MODEL_REWRITE: &str = "x-llm-d-model-name-rewrite";
 const MODEL_REWRITE_ALIAS: &str = "x-gateway-model-name-rewrite";
 const OWN_PREFIX: &str = "x-pilotfish-";
 
+/// Whether only we and Envoy may set the header of that lower-case name.
+pub fn is_control(name: &str) -> bool {
+    name.starts_with(OWN_PREFIX) || CONTROL.contains(&name)
+}
+
 impl std::fmt::Debug for Head {
     /// Names only: values hold credentials.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -69,6 +74,30 @@ impl Head {
     /// The first value of a header by its lower-case name.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The first cookie of that name.
+    pub fn cookie(&self, name: &str) -> Option<&str> {
+        self.cookies().find_map(|cookie| cookie_value(cookie, name))
+    }
+
+    /// The cookies but those of these names, as one header value; empty if there are no others.
+    pub fn cookies_without(&self, names: &[&str]) -> String {
+        let mut rest = String::new();
+        let is_named = |cookie: &&str| names.iter().any(|name| cookie_value(cookie, name).is_some());
+        for cookie in self.cookies().filter(|cookie| !is_named(cookie)) {
+            if !rest.is_empty() {
+                rest.push_str("; ");
+            }
+            rest.push_str(cookie);
+        }
+        rest
+    }
+
+    /// `name=value`, from every `cookie` header.
+    fn cookies(&self) -> impl Iterator<Item = &str> {
+        let lines = self.headers.iter().filter(|(name, _)| name == "cookie");
+        lines.flat_map(|(_, value)| value.split(';').map(str::trim)).filter(|cookie| !cookie.is_empty())
     }
 
     /// The method, empty if none came.
@@ -104,10 +133,14 @@ impl Head {
         self.headers.iter().map(|(name, _)| name.as_str()).filter(|name| {
             // Nearly every header of nearly every request ends here: none of ours begins otherwise.
             (name.starts_with("x-") || *name == "prefer")
-                && (name.starts_with(OWN_PREFIX)
-                    || [&CONTROL[..], &HINTS, &PRIVILEGED].iter().any(|list| list.contains(name)))
+                && (is_control(name) || [&HINTS[..], &PRIVILEGED].iter().any(|list| list.contains(name)))
         })
     }
+}
+
+fn cookie_value<'c>(cookie: &'c str, name: &str) -> Option<&'c str> {
+    let (found, value) = cookie.split_once('=')?;
+    (found.trim_end() == name).then(|| value.trim().trim_matches('"'))
 }
 
 #[cfg(test)]
@@ -124,6 +157,16 @@ mod tests {
         assert_eq!(head.path(), "/v1/chat/completions");
         assert_eq!(head.get("x-tier"), Some("gold"));
         assert_eq!(head.method(), "");
+    }
+
+    #[test]
+    fn cookies_are_found_in_every_line_and_left_out_by_name() {
+        let head = head(&[("cookie", "a=1; mine=x=y;b=2"), ("Cookie", " mine=second ; c=\"3\"")]);
+        assert_eq!((head.cookie("mine"), head.cookie("c")), (Some("x=y"), Some("3")));
+        assert_eq!((head.cookie("min"), head.cookie("MINE")), (None, None));
+        assert_eq!(head.cookies_without(&["mine"]), "a=1; b=2; c=\"3\"");
+        assert_eq!(head.cookies_without(&["mine", "a", "c"]), "b=2");
+        assert_eq!(super::Head::default().cookies_without(&["mine"]), "");
     }
 
     #[test]

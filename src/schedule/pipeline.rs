@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::plugin::{BlockNeeds, Filter, Instance, Picker, Scorer, SharedNeeds};
 use crate::index::{ApproximateIndex, TextIndex};
+use crate::session::Affinity;
 
 /// A filter under the name the configuration gave it.
 #[derive(Clone, Debug)]
@@ -64,6 +65,8 @@ pub struct Pipeline {
     pub shared: Option<SharedNeeds>,
     /// Numbers of leading bytes of the prompt whose hash a plugin of the profile asks for.
     pub heads: SmallVec<[usize; 1]>,
+    /// How sessions are bound, if a plugin of the profile asks; equal ways are one.
+    pub affinities: SmallVec<[Arc<Affinity>; 1]>,
 }
 
 /// Blocks of text remembered for all endpoints together: at about 100 bytes each, 1.6 GB at the very most.
@@ -100,8 +103,13 @@ pub enum PipelineError {
 }
 
 impl Pipeline {
+    /// Whether clients carry tokens.
+    pub fn uses_tokens(&self) -> bool {
+        self.affinities.iter().any(|affinity| affinity.token().is_some())
+    }
+
     /// Puts a profile together. `subset` and `health` are put in front unless listed. The index of `previous` is kept if
-    /// it cuts prompts in the same way, so that a reload forgets nothing.
+    /// it cuts prompts in the same way, and its sessions if they are bound in the same way, so that a reload forgets nothing.
     pub fn assemble(
         name: &str,
         parts: Vec<Part>,
@@ -114,6 +122,7 @@ impl Pipeline {
         let (mut tokens, mut held) = (false, false);
         let mut shared: Option<SharedNeeds> = None;
         let mut heads = SmallVec::new();
+        let mut affinities: SmallVec<[Arc<Affinity>; 1]> = SmallVec::new();
         for part in parts {
             match (blocks, part.instance.needs.blocks) {
                 (Some(a), Some(b)) if a != b => return Err(PipelineError::BlocksDiffer(part.name)),
@@ -127,6 +136,13 @@ impl Pipeline {
             shared = shared.or(needs.shared);
             tokens |= needs.tokens || needs.held || needs.shared.is_some();
             held |= needs.held;
+            if let Some(binding) = needs.session
+                && !affinities.iter().any(|affinity| affinity.binding == *binding)
+            {
+                let mut before = previous.into_iter().flat_map(|p| &p.affinities);
+                let kept = before.find(|affinity| affinity.binding == *binding);
+                affinities.push(kept.map_or_else(|| Arc::new(Affinity::new((*binding).clone())), Arc::clone));
+            }
             heads.extend(needs.head_bytes.filter(|bytes| !heads.contains(bytes)));
             if let Some(filter) = part.instance.filter.filter(|_| part.filters) {
                 filters.push(NamedFilter { name: Arc::clone(&part.name), filter });
@@ -160,6 +176,7 @@ impl Pipeline {
             tokens,
             shared,
             heads,
+            affinities,
         })
     }
 }

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::cycle::{Candidate, Cycle};
+use crate::session::Binding;
 
 /// Drops candidates.
 pub trait Filter: Debug + Send + Sync {
@@ -55,7 +56,7 @@ pub trait Picker: Debug + Send + Sync {
 }
 
 /// What a plugin needs to be known before its cycle.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Prompt text in blocks, and who was sent them.
     pub blocks: Option<BlockNeeds>,
@@ -71,6 +72,8 @@ pub struct Needs {
     pub metrics: bool,
     /// Adapter lists.
     pub lora: bool,
+    /// Which endpoint the request's session is bound to.
+    pub session: Option<Arc<Binding>>,
 }
 
 /// How a plugin wants the shared index asked.

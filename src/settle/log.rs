@@ -2,6 +2,7 @@
 
 use crate::decision::Record;
 use crate::refusal::Refusal;
+use crate::session::Outcome;
 
 /// The target that turns the access log on and off: `--log-level info,pilotfish::access=off`.
 pub const TARGET: &str = "pilotfish::access";
@@ -31,6 +32,7 @@ pub fn served(record: &Record) {
         prompt_tokens = usage.map(|u| u.prompt),
         output_tokens = usage.map(|u| u.completion),
         cached_tokens = usage.and_then(|u| u.cached),
+        session = record.session.map(Outcome::name),
         predicted_cached_tokens = record.predicted_cached_tokens,
         usage_source = source,
         receive_ms = millis(stages.receive),

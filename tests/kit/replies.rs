@@ -129,6 +129,15 @@ impl Replies {
         set.iter().find(|option| option.header.as_ref().unwrap().key == name).map(text)
     }
 
+    /// A response header that the reply to response headers sets.
+    pub fn response_header(&self, name: &str) -> Option<String> {
+        self.all.iter().find_map(|reply| {
+            let Some(Response::ResponseHeaders(headers)) = &reply.response else { return None };
+            let set = &headers.response.as_ref()?.header_mutation.as_ref()?.set_headers;
+            set.iter().find(|option| option.header.as_ref().unwrap().key == name).map(text)
+        })
+    }
+
     /// Request headers that the decision removes.
     pub fn removed(&self) -> Vec<&str> {
         self.mutation().iter().flat_map(|m| &m.remove_headers).map(String::as_str).collect()

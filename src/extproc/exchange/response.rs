@@ -6,7 +6,9 @@ use tokio::time::Instant;
 use super::{Exchange, MAX_PIECE, Outbox, Phase, Step};
 use crate::extproc::mode::BodyMode;
 use crate::extproc::{message, reply};
+use crate::session::Issuer;
 use crate::settle::UpstreamFacts;
+use crate::state::Endpoint;
 use crate::usage::{Forward, Scanner};
 
 impl Exchange {
@@ -16,7 +18,6 @@ impl Exchange {
         facts: &UpstreamFacts,
         out: &mut Outbox,
     ) -> Step {
-        out.push_back(reply::continue_response_headers());
         let was_unanswered = self.is_unanswered();
         let head = message::head(headers.headers);
         self.progress.learn(facts);
@@ -25,6 +26,10 @@ impl Exchange {
         {
             self.progress.status = status;
         }
+        out.push_back(match self.told() {
+            Some((tokens, endpoint)) => reply::session_headers(tokens, endpoint),
+            None => reply::continue_response_headers(),
+        });
         self.progress.response_begun = true;
         self.progress.complete |= headers.end_of_stream;
         if was_unanswered {
@@ -40,6 +45,16 @@ impl Exchange {
             self.scanner = Some(scanner);
         }
         Step::ResponseHeaders
+    }
+
+    /// The endpoint that the client's session is bound to from now on, if an engine of the pool has answered.
+    fn told(&self) -> Option<(&Issuer, &Endpoint)> {
+        let progress = &self.progress;
+        if progress.from_upstream == Some(false) || progress.status >= 500 {
+            return None;
+        }
+        let tokens = self.tokens.as_deref()?;
+        Some((tokens, tokens.served(progress.served, progress.attempts)?))
     }
 
     pub(super) fn response_body(&mut self, body: HttpBody, now: Instant, out: &mut Outbox) -> Step {
