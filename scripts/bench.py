@@ -2,7 +2,8 @@
 """What the picker costs beside an ext_proc server that does nothing, in the same run behind the same Envoy configuration.
 
 For every set-up and load it prints requests a second and CPU microseconds a request of Envoy and of the server, from the
-kernel's scheduler statistics, and the ratio to the no-op. What a server spends while idle is measured before each row, shown,
+kernel's scheduler statistics, the ratio to the no-op, and the server's resident memory. The picker runs twice: comparing prompts as text, and
+as token ids of a real tokenizer (scripts/tokenizers.py fetches it; without, of the tests'). What a server spends while idle is measured before each row, shown,
 and not counted as requests'. Needs wrk (Debian package wrk). Loopback only, a few minutes.
 """
 
@@ -56,6 +57,17 @@ def cpu_seconds(pid):
     return total / 1e9
 
 
+def resident_mib(pid):
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+
+def tokenizer():
+    """Folder and name of the tokenizer to count with."""
+    cache = pathlib.Path(os.environ.get("PILOTFISH_CACHE", pathlib.Path.home() / ".cache/pilotfish")) / "tokenizers"
+    return (cache, "qwen3") if (cache / "qwen3").exists() else (ROOT / "tests/data/tokenizers", "small")
+
+
 def idle_share(pid):
     """CPU that the server spends on nothing but time (polling engines, its own ticks), so that it is not taken for requests'."""
     if pid is None:
@@ -70,7 +82,7 @@ def wrk(url, script, connections, seconds):
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     requests = int(re.search(r"(\d+) requests in", out)[1])
     rate = float(re.search(r"Requests/sec:\s+([\d.]+)", out)[1])
-    half = re.search(r"50%\s+(\S+)", out)[1]
+    half = re.search(r"^\s+50%\s+(\S+)", out, re.MULTILINE)[1]
     bad = re.search(r"Non-2xx or 3xx responses: (\d+)", out)
     return requests, rate, half, int(bad[1]) if bad else 0
 
@@ -104,7 +116,7 @@ def measure(name, load, server, engine, envoy, work, args):
             "setup": name, "load": load, "server": label, "rps": rate, "p50": half, "bad": bad,
             "envoy_us": (after[0] - before[0]) / requests * 1e6,
             "server_us": (after[1] - before[1] - idle * args.seconds) / requests * 1e6,
-            "idle": idle,
+            "idle": idle, "rss_mib": resident_mib(pid) if pid else 0,
         }
     finally:
         processes.stop()
@@ -140,7 +152,8 @@ def main():
     processes = kit.Processes(work)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        engine = [binaries / "pilotfish", "engine", "--port", "0", "--speed", "1000", "--blocks", "1000000"]
+        # So fast that nothing waits for it: at low rates a server mostly pays for waking up, and what it touches has gone cold.
+        engine = [binaries / "pilotfish", "engine", "--port", "0", "--speed", "1000000", "--blocks", "1000000"]
         address = processes.start("engine", engine, wait_for_line=True)["engine"]
         port = int(address.rsplit(":", 1)[1])
         resources = work / "resources"
@@ -154,26 +167,36 @@ def main():
         serve += ["--metrics-port", "0", "--log-level", "info,pilotfish::access=off"]
         picker = processes.start("pilotfish", serve, wait_for_line=True)
         picker_pid = processes.running[-1][1].pid
+        folder, name = tokenizer()
+        config = work / "tokens.yaml"
+        config.write_text(
+            "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\n"
+            f"tokenizers:\n- {{model: tiny, source: {name}}}\n"
+        )
+        serve += ["--config", config, "--tokenizer-dir", folder]
+        counting = processes.start("pilotfish-tokens", serve, wait_for_line=True)
+        counting_pid = processes.running[-1][1].pid
         noop = processes.start("noop", [binaries / "examples/noop_ext_proc", address], wait_for_line=True)
         noop_pid = processes.running[-1][1].pid
         servers = [
             ("none", None, 9),
             ("no-op", noop_pid, int(noop["grpc"].rsplit(":", 1)[1])),
             ("pilotfish", picker_pid, int(picker["grpc"].rsplit(":", 1)[1])),
+            ("tokens", counting_pid, int(counting["grpc"].rsplit(":", 1)[1])),
         ]
         rows = []
-        print(f"{'set-up':<17} {'load':<15} {'server':<10} {'rps':>8} {'p50':>9} {'Envoy us':>9} {'server us':>10} {'idle':>6} {'x no-op':>8}")
+        print(f"{'set-up':<17} {'load':<15} {'server':<10} {'rps':>8} {'p50':>9} {'Envoy us':>9} {'server us':>10} {'idle':>6} {'MiB':>5} {'x no-op':>8}")
         for setup in args.setup or SETUPS:
             for load in args.load or LOADS:
                 base = None
                 for server in servers:
                     row = measure(setup, load, server, port, envoy, work, args)
                     base = row["server_us"] if server[0] == "no-op" else base
-                    row["ratio"] = row["server_us"] / base if server[0] == "pilotfish" else None
+                    row["ratio"] = row["server_us"] / base if server[0] in ("pilotfish", "tokens") else None
                     rows.append(row)
                     ratio = f"{row['ratio']:.2f}" if row["ratio"] else ""
                     bad = f"  {row['bad']} BAD" if row["bad"] else ""
-                    print(f"{setup:<17} {load:<15} {row['server']:<10} {row['rps']:>8.0f} {row['p50']:>9} {row['envoy_us']:>9.1f} {row['server_us']:>10.1f} {row['idle']:>6.1%} {ratio:>8}{bad}", flush=True)
+                    print(f"{setup:<17} {load:<15} {row['server']:<10} {row['rps']:>8.0f} {row['p50']:>9} {row['envoy_us']:>9.1f} {row['server_us']:>10.1f} {row['idle']:>6.1%} {row['rss_mib']:>5.0f} {ratio:>8}{bad}", flush=True)
         if args.json:
             pathlib.Path(args.json).write_text(json.dumps(rows, indent=1))
     finally:
