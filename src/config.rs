@@ -5,6 +5,7 @@
 
 mod endpoint_picker;
 mod kthena;
+mod listed;
 mod llm_d;
 mod sessions;
 #[cfg(test)]

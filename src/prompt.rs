@@ -25,5 +25,6 @@ pub use crate::state::TokenizerSource;
 pub use blocks::{Blocks, Namespace};
 pub use prepared::Prepared;
 pub use skipped::{Skipped, SkippedCounts};
+pub use text_blocks::BlockNeeds;
 pub use tokenize::Tokenizers;
 pub use tokens::{Origin, Tokens};

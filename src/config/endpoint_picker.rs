@@ -1,12 +1,14 @@
 //! `kind: EndpointPickerConfig`, ours and llm-d's: named plugin instances, and profiles that list them with weights.
 
-use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER, says_something};
+use super::listed::Listed;
+use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER};
 use super::{Planned, Reader, did_you_mean, sessions, tokenizers};
 use crate::document::{Node, Place, typed};
 use crate::plugins;
 use crate::plugins::score_prefix_match::{self, Config as Match, Source};
+use crate::prompt::BlockNeeds;
 use crate::schedule::pipeline::Part;
-use crate::schedule::plugin::{BlockNeeds, Instance};
+use crate::schedule::plugin::Instance;
 
 /// The kind.
 pub const KIND: &str = "EndpointPickerConfig";
@@ -65,15 +67,6 @@ const WITHOUT_EFFECT: [(&str, &[&str], &str); 5] = [
 
 const GATES: [&str; 2] = ["flowControl", "haPopulateNonLeaderDatastore"];
 
-/// An entry of `plugins`.
-pub(super) struct Listed<'n> {
-    pub(super) name: &'n str,
-    pub(super) type_name: &'n str,
-    pub(super) place: Place,
-    node: &'n Node,
-    pub(super) parameters: Option<&'n Node>,
-}
-
 /// A listed plugin that can take part.
 struct Ready<'n> {
     listed: Listed<'n>,
@@ -87,7 +80,7 @@ pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
     version(reader, node);
     without_effect(reader, node);
     tokenizers::section(reader, node);
-    let listed = listed(reader, node);
+    let listed = Listed::all(reader, node);
     let ready = ready(reader, listed);
     let profiles = reader.list(node, "schedulingProfiles");
     if profiles.is_empty() {
@@ -120,7 +113,7 @@ fn without_effect(reader: &mut Reader<'_>, node: &Node) {
         let Some(member) = node.get(name) else { continue };
         let place = node.key_place(name).unwrap_or(member.place);
         reader.problems.warning(place, format!("`{name}` has no effect in this version: {instead}"), None);
-        if says_something(Some(member)) {
+        if !member.is_blank() {
             reader.members(member, &format!("`{name}`"), known);
         }
     }
@@ -135,31 +128,6 @@ fn without_effect(reader: &mut Reader<'_>, node: &Node) {
             reader.problems.warning(gate.place, message, None);
         }
     }
-}
-
-/// The entries of `plugins` that have a type and a name of their own.
-fn listed<'n>(reader: &mut Reader<'_>, node: &'n Node) -> Vec<Listed<'n>> {
-    let mut all: Vec<Listed<'n>> = Vec::new();
-    for node in reader.list(node, "plugins") {
-        if !reader.members(node, "a plugin", &["name", "type", "parameters"]) {
-            continue;
-        }
-        let Some((type_name, place)) = reader.text(node, "type", "a plugin") else { continue };
-        let name = match node.get("name") {
-            Some(name) if says_something(Some(name)) => match reader.text(node, "name", "a plugin") {
-                Some((name, _)) => name,
-                None => continue,
-            },
-            _ => type_name,
-        };
-        if all.iter().any(|other| other.name == name) {
-            let place = node.get("name").map_or(place, |name| name.place);
-            let advice = Some("give each instance a `name` of its own".to_owned());
-            reader.problems.error(place, format!("plugin instance `{name}` is described twice"), advice);
-        }
-        all.push(Listed { name, type_name, place, node, parameters: node.get("parameters") });
-    }
-    all
 }
 
 fn ready<'n>(reader: &mut Reader<'_>, listed: Vec<Listed<'n>>) -> Vec<Ready<'n>> {
@@ -199,7 +167,7 @@ fn build(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) -> Optio
     }
     match llm_d::known(one.type_name) {
         Some(Known::BuiltIn) => {
-            if says_something(one.parameters) {
+            if one.parameters.is_some_and(|node| !node.is_blank()) {
                 let place = one.node.key_place("parameters").unwrap_or(one.place);
                 let message = format!("the parameters of `{}` have no effect in this version", one.type_name);
                 reader.problems.warning(place, message, None);
@@ -271,7 +239,7 @@ fn prefix_match(
 }
 
 fn match_parameters(reader: &mut Reader<'_>, parameters: Option<&Node>) -> Option<Match> {
-    let Some(node) = parameters.filter(|node| says_something(Some(node))) else {
+    let Some(node) = parameters.filter(|node| !node.is_blank()) else {
         return Some(Match::default());
     };
     match typed::<Match>(node) {

@@ -25,7 +25,7 @@ pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
     let scheduler = node.get("scheduler")?;
     let place = node.key_place("scheduler").unwrap_or(scheduler.place);
     let empty = Node { place, value: Yaml::Map(Vec::new()) };
-    let scheduler = if super::llm_d::says_something(Some(scheduler)) { scheduler } else { &empty };
+    let scheduler = if scheduler.is_blank() { &empty } else { scheduler };
     if !reader.members(scheduler, "`scheduler`", &["pluginConfig", "plugins"]) {
         return None;
     }

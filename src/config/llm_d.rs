@@ -1,7 +1,6 @@
 //! The plugin types of llm-d that have no counterpart among ours, and what becomes of them.
 
 use super::sessions::{AGENT_IDENTITY, SESSION_ID};
-use crate::document::{Node, Yaml};
 
 /// What naming an llm-d type means here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,13 +129,4 @@ pub fn names() -> Vec<&'static str> {
     let lists =
         [BUILT_IN, IGNORED, LACKING, &[PREFIX_CACHE_SCORER, APPROXIMATE_PREFIX, SESSION_ID, AGENT_IDENTITY]];
     lists.into_iter().flatten().copied().collect()
-}
-
-/// Whether a node is there and is neither null nor an empty map.
-pub fn says_something(node: Option<&Node>) -> bool {
-    node.is_some_and(|node| match &node.value {
-        Yaml::Map(members) => !members.is_empty(),
-        Yaml::Scalar(value) => !value.is_null(),
-        Yaml::List(_) => true,
-    })
 }

@@ -3,8 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::endpoint_picker::Listed;
-use super::llm_d::says_something;
+use super::listed::Listed;
 use super::{Reader, did_you_mean};
 use crate::document::{Node, typed};
 use crate::plugins::{filter_session_affinity, score_session_affinity};
@@ -112,7 +111,7 @@ pub fn affinity(
 
 /// Reads a producer's own entry; it is said where nothing uses it.
 pub fn producer(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) {
-    if let Some(node) = one.parameters.filter(|node| says_something(Some(node))) {
+    if let Some(node) = one.parameters.filter(|node| !node.is_blank()) {
         let read = if one.type_name == AGENT_IDENTITY {
             typed::<AgentConfig>(node).map(drop)
         } else {
@@ -175,7 +174,7 @@ fn produced(name: &str, all: &[Listed<'_>]) -> Option<Produced> {
             .contains(&instance(name))
             .then(|| Produced::header("x-session-id"));
     };
-    let node = one.parameters.filter(|node| says_something(Some(node)));
+    let node = one.parameters.filter(|node| !node.is_blank());
     // What is wrong with it is said at its own entry.
     if one.type_name == SESSION_ID {
         return Some(node.and_then(|node| typed::<ProducerConfig>(node).ok()).unwrap_or_default().produced());

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::Reader;
-use super::llm_d::says_something;
 use crate::document::{Node, Place};
 use crate::resources::tokenizer;
 use crate::state::TokenizerSource;
@@ -78,7 +77,7 @@ const RENDERER: &str = "http://localhost:8000";
 
 /// llm-d's `token-producer`: with `vllm` a rendering service for `modelName`; else 4 bytes are taken for a token, as here.
 pub fn token_producer(reader: &mut Reader<'_>, kind: &str, place: Place, parameters: Option<&Node>) {
-    let Some(node) = parameters.filter(|node| says_something(Some(node))) else { return };
+    let Some(node) = parameters.filter(|node| !node.is_blank()) else { return };
     let what = format!("the parameters of `{kind}`");
     if !reader.members(node, &what, &["modelName", "vllm", "estimate", "udsTokenizerConfig"]) {
         return;
@@ -92,7 +91,7 @@ pub fn token_producer(reader: &mut Reader<'_>, kind: &str, place: Place, paramet
         reader.problems.warning(at, message, None);
     }
     let Some(vllm) = node.get("vllm") else { return };
-    if says_something(Some(vllm)) {
+    if !vllm.is_blank() {
         reader.members(vllm, "`vllm`", &["url", "timeout", "mmTimeout"]);
     }
     for member in ["timeout", "mmTimeout"] {

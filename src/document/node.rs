@@ -54,6 +54,15 @@ pub struct SyntaxError {
 }
 
 impl Node {
+    /// Whether it says nothing: null or an empty map.
+    pub fn is_blank(&self) -> bool {
+        match &self.value {
+            Yaml::Map(members) => members.is_empty(),
+            Yaml::Scalar(value) => value.is_null(),
+            Yaml::List(_) => false,
+        }
+    }
+
     /// Reads every document of a text; empty documents are left out.
     pub fn parse(text: &str) -> Result<Vec<Node>, SyntaxError> {
         let documents = serde_saphyr::from_multiple::<Spanned<Yaml>>(text).map_err(|error| {

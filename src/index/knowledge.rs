@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{ApproximateIndex, DepthSink, EventIndex, Tier};
-use crate::prompt::{Blocks, Prepared};
+use crate::prompt::{BlockNeeds, Blocks, Prepared};
 use crate::state::Endpoint;
 use crate::state::cache::Rung;
 use crate::state::endpoint::Holder;
@@ -102,7 +102,7 @@ impl TokenIndexes {
 #[derive(Clone, Debug)]
 pub struct TextIndex {
     /// How text is cut.
-    pub needs: crate::schedule::plugin::BlockNeeds,
+    pub needs: BlockNeeds,
     /// What was sent.
     pub routed: Arc<ApproximateIndex>,
 }
@@ -207,7 +207,6 @@ mod tests {
     use super::*;
     use crate::plugins::testing::pool;
     use crate::prompt::Namespace;
-    use crate::schedule::plugin::BlockNeeds;
     use crate::state::cache::Events;
 
     #[test]

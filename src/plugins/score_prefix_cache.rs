@@ -3,7 +3,8 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::schedule::plugin::{BlockNeeds, Instance, Kind, Needs, Scorer, parameters};
+use crate::prompt::BlockNeeds;
+use crate::schedule::plugin::{Instance, Kind, Needs, Scorer, parameters};
 use crate::schedule::{Candidate, Cycle};
 
 /// `matched blocks / blocks of the prompt x min(1, matched bytes / fullCreditBytes)`. Prompts are cut into blocks of

@@ -3,7 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::schedule::plugin::{BlockNeeds, Instance, Kind, Needs, Scorer, parameters};
+use crate::prompt::BlockNeeds;
+use crate::schedule::plugin::{Instance, Kind, Needs, Scorer, parameters};
 use crate::schedule::{Candidate, Cycle};
 
 /// `(1 - w) x matched blocks / blocks of the prompt + w x min(1, matched tokens / matchLengthScaleTokens)^2`, w being

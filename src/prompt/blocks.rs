@@ -2,9 +2,8 @@
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::text_blocks;
+use super::text_blocks::{self, BlockNeeds};
 use crate::request::BYTES_PER_TOKEN;
-use crate::schedule::plugin::BlockNeeds;
 
 /// Seed of token hashes. Dynamo, SMG and Mooncake use the same, so their golden vectors hold here.
 const SEED: u64 = 1337;

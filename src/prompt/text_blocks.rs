@@ -6,7 +6,25 @@
 
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
-use crate::schedule::plugin::BlockNeeds;
+/// How text is cut, and how much of it is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockNeeds {
+    /// Bytes in a block.
+    pub block_bytes: usize,
+    /// Leading blocks looked at.
+    pub max_blocks: usize,
+    /// Blocks remembered for each endpoint.
+    pub capacity: usize,
+    /// Whether the size of the engine's own cache, where it is known, is taken in place of `capacity`.
+    pub follows_engine: bool,
+}
+
+impl BlockNeeds {
+    /// How text is cut where no plugin says. What a match is worth changes little below 512 bytes, and every block costs a
+    /// cache miss in an index. The capacity is llm-d's, for engines that do not say how much they hold.
+    pub const DEFAULT: BlockNeeds =
+        BlockNeeds { block_bytes: 512, max_blocks: 1_024, capacity: 31_250, follows_engine: true };
+}
 
 /// The chain of the text that `render` yields piece by piece, and the bytes it covers. Engines share nothing between cache
 /// salts, so neither do the hashes.

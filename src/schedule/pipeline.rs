@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::plugin::{BlockNeeds, Filter, Instance, Picker, Scorer, SharedNeeds};
+use super::plugin::{Filter, Instance, Picker, Scorer, SharedNeeds};
 use crate::index::{ApproximateIndex, TextIndex};
+use crate::prompt::BlockNeeds;
 use crate::session::Affinity;
 
 /// A filter under the name the configuration gave it.

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::cycle::{Candidate, Cycle};
+use crate::prompt::BlockNeeds;
 use crate::session::Binding;
 
 /// Drops candidates.
@@ -85,26 +86,6 @@ pub struct SharedNeeds {
     pub max_blocks: usize,
     /// Time that a pick waits for the answer.
     pub deadline: Duration,
-}
-
-/// How a plugin wants prompts cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockNeeds {
-    /// Bytes in a block.
-    pub block_bytes: usize,
-    /// Leading blocks looked at.
-    pub max_blocks: usize,
-    /// Blocks remembered for each endpoint.
-    pub capacity: usize,
-    /// Whether the size of the engine's own cache, where it is known, is taken in place of `capacity`.
-    pub follows_engine: bool,
-}
-
-impl BlockNeeds {
-    /// How text is cut where no plugin says. What a match is worth changes little below 512 bytes, and every block costs a
-    /// cache miss in an index. The capacity is llm-d's, for engines that do not say how much they hold.
-    pub const DEFAULT: BlockNeeds =
-        BlockNeeds { block_bytes: 512, max_blocks: 1_024, capacity: 31_250, follows_engine: true };
 }
 
 /// A configured plugin. One that is both filter and scorer fills both.
