@@ -95,10 +95,10 @@ impl ApproximateIndex {
         beyond.min((blocks.len() as u32).saturating_sub(depth))
     }
 
-    /// How many leading blocks were sent to an endpoint at `since` or later.
-    pub fn sent_since(&self, slot: u64, blocks: &Blocks, since: Millis) -> u32 {
+    /// How many leading blocks an endpoint was sent, of which those beyond the first `known` at `since` or later.
+    pub fn sent_since(&self, slot: u64, blocks: &Blocks, known: u32, since: Millis) -> u32 {
         let Some(remembered) = self.endpoints.read().get(&slot).cloned() else { return 0 };
-        let depth = remembered.lock().lru.depth_since(blocks.names(), since);
+        let depth = remembered.lock().lru.entered_since(blocks.names(), known as usize, since);
         depth as u32
     }
 
@@ -127,7 +127,10 @@ impl ApproximateIndex {
 
     /// Blocks and memory.
     pub fn size(&self) -> Size {
-        self.chains.size()
+        let mut size = self.chains.size();
+        let all: Vec<_> = self.endpoints.read().values().cloned().collect();
+        size.bytes += all.iter().map(|remembered| remembered.lock().lru.bytes()).sum::<usize>();
+        size
     }
 }
 

@@ -167,13 +167,22 @@ impl Lookups {
         depth + tokens.routed.answer_blocks(holder.slot, &prompt.ids, ids, depth)
     }
 
-    /// Blocks beyond those `announced` that an endpoint computes for prompts sent just now; 0 if none.
-    fn in_flight(&mut self, announced: u32, prompt: &Prepared, holder: Holder, tokens: &TokenIndexes) -> u32 {
-        if self.routed.depth(holder) <= announced || self.may_ask_in_flight == 0 {
+    /// Blocks that an endpoint holds with those that it computes for prompts sent just now; 0 where it computes none.
+    fn in_flight(
+        &mut self,
+        announced: u32,
+        prompt: &Prepared,
+        endpoint: &Endpoint,
+        tokens: &TokenIndexes,
+    ) -> u32 {
+        let holder = endpoint.holder();
+        let computes = || endpoint.booked.phases().1 > 0.0;
+        if self.may_ask_in_flight == 0 || self.routed.depth(holder) <= announced || !computes() {
             return 0;
         }
         self.may_ask_in_flight -= 1;
-        tokens.routed.sent_since(holder.slot, &prompt.ids, self.in_flight_since)
+        let since = self.in_flight_since.max(endpoint.cache.emptied());
+        tokens.routed.sent_since(holder.slot, &prompt.ids, announced, since)
     }
 
     /// What one endpoint holds.
@@ -182,7 +191,7 @@ impl Lookups {
         let follows = endpoint.cache.follows_events();
         let announced = self.tiers.iter().map(|tier| tier.depth(holder)).max().unwrap_or(0);
         let device = self.tiers[Tier::Gpu as usize].depth(holder);
-        let in_flight = if follows { self.in_flight(announced, prompt, holder, tokens) } else { 0 };
+        let in_flight = if follows { self.in_flight(announced, prompt, endpoint, tokens) } else { 0 };
         let mut held = Held {
             text: self.text.depth(holder),
             routed: self.routed(prompt, holder, tokens),
@@ -208,6 +217,7 @@ mod tests {
     use crate::plugins::testing::pool;
     use crate::prompt::Namespace;
     use crate::state::cache::Events;
+    use crate::state::reservation::{Leg, Role, Work};
 
     #[test]
     fn what_an_endpoint_computes_for_others_is_held_before_it_is_announced() {
@@ -220,6 +230,8 @@ mod tests {
         let tokens = TokenIndexes::default();
         let now = Millis(10_000);
         tokens.routed.routed(&cut(64), sent.holder(), 1_000, now);
+        let work = Work { prefill_tokens: 64, decode_tokens: 1, prefill_seconds: 0.1 };
+        let leg = Leg::book(Role::Serve, Arc::clone(&pool), Arc::clone(&pool.members[0]), work);
         let prompt = Prepared { tokens: 97, ids: cut(97), ..Prepared::default() };
         let precise = |endpoint: &Endpoint, now: Millis| {
             let mut lookups = Lookups::default();
@@ -230,7 +242,14 @@ mod tests {
         };
         assert_eq!((precise(sent, now), precise(other, now)), (Some(4), Some(0)));
         let later = now.plus(IN_FLIGHT + Duration::from_millis(1));
+        tokens.routed.routed(&cut(64), sent.holder(), 1_000, later);
         assert_eq!(precise(sent, later), Some(0), "it was not computed, or it would have been announced");
+        sent.cache.note_emptied(now.plus(Duration::from_millis(1)));
+        assert_eq!(precise(sent, now), Some(0), "it started anew since");
+        sent.cache.note_emptied(now);
+        assert_eq!(precise(sent, now), Some(4));
+        drop(leg);
+        assert_eq!(precise(sent, now), Some(0), "nothing is in computation");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use smallvec::SmallVec;
 use crate::state::signals::Millis;
 
 const NONE: u32 = u32::MAX;
+/// Bytes of a slot of the hash table: key, value, control byte.
+const HEAD: usize = 17;
 
 /// Names that follow each other in a chain, found by the first of them. Prompts come and go as a whole, so a prompt of
 /// 1,000 blocks is one or two of these and costs one or two lookups, not 1,000.
@@ -15,10 +17,8 @@ struct Run {
     names: Vec<u64>,
     newer: u32,
     older: u32,
-    /// Whether more than one chain went on from its end: what follows next begins a run of its own.
-    forked: bool,
-    /// When it last became young.
-    touched: Millis,
+    /// When its names were entered.
+    entered: Millis,
 }
 
 /// The set. A chain becomes young from its deepest run to its first, so a run is younger than every run that builds on it,
@@ -93,47 +93,57 @@ impl Lru {
             self.part(run, after);
         }
         // Young first, lest it is dropped for its own continuation.
-        self.make_young(&path, now);
+        self.make_young(&path);
         let new = &chain[known..];
         self.make_room(new.len(), dropped);
         if !new.is_empty() {
             self.held += new.len();
-            match path.last().map(|&at| &mut self.runs[at as usize]).filter(|last| !last.forked) {
-                Some(last) => last.names.extend_from_slice(new),
-                None => {
-                    let run = self.admit(new.to_vec(), now);
-                    self.link_newest(run);
-                    self.make_young(&path, now);
-                }
-            }
+            let run = self.admit(new.to_vec(), now);
+            self.link_newest(run);
+            self.make_young(&path);
         }
         Entered { known, held: chain.len() }
     }
 
+    /// The runs that a chain passes, first to deepest, and how many names it has in common with each.
+    fn passed<'a>(&'a self, chain: &'a [u64]) -> impl Iterator<Item = (u32, usize)> + 'a {
+        let mut rest = Some(chain);
+        std::iter::from_fn(move || {
+            let chain = rest.take()?;
+            let &at = self.heads.get(chain.first()?)?;
+            let names = &self.runs[at as usize].names;
+            let same = names.iter().zip(chain).take_while(|(name, other)| name == other).count();
+            rest = (same == names.len()).then(|| &chain[same..]);
+            Some((at, same))
+        })
+    }
+
     fn walk(&self, chain: &[u64]) -> Walked {
         let mut walked = Walked::default();
-        while let Some(&at) = chain.get(walked.known).and_then(|name| self.heads.get(name)) {
-            let names = &self.runs[at as usize].names;
-            let both = names.iter().zip(&chain[walked.known..]);
-            let same = both.take_while(|(name, other)| name == other).count();
+        for (at, same) in self.passed(chain) {
             walked.path.push(at);
             walked.known += same;
-            if same < names.len() {
-                walked.left = Some((at, same));
-                break;
-            }
+            walked.left = (same < self.runs[at as usize].names.len()).then_some((at, same));
         }
         walked
     }
 
-    /// How many leading names of a chain were entered at `since` or later.
-    pub fn depth_since(&self, chain: &[u64], since: Millis) -> usize {
-        let Walked { path, known, .. } = self.walk(chain);
-        let young = path.iter().take_while(|&&at| self.runs[at as usize].touched >= since).count();
-        if young == path.len() {
-            return known;
+    /// How many leading names of a chain are held, of which those beyond the first `known` were entered at `since` or later.
+    pub fn entered_since(&self, chain: &[u64], known: usize, since: Millis) -> usize {
+        let mut depth = 0;
+        for (at, same) in self.passed(chain) {
+            if depth + same > known && self.runs[at as usize].entered < since {
+                break;
+            }
+            depth += same;
         }
-        path[..young].iter().map(|&at| self.runs[at as usize].names.len()).sum()
+        depth
+    }
+
+    /// Bytes of memory, estimated.
+    pub fn bytes(&self) -> usize {
+        let names: usize = self.held * size_of::<u64>();
+        names + self.runs.capacity() * size_of::<Run>() + self.heads.capacity() * HEAD
     }
 
     /// How many leading names of a chain are held.
@@ -145,18 +155,17 @@ impl Lru {
     /// Makes a run end after its first `len` names; the rest is a run of its own, as young.
     fn part(&mut self, at: u32, len: usize) {
         let run = &mut self.runs[at as usize];
-        let (rest, forked) = (run.names.split_off(len), run.forked);
-        run.forked = true;
-        let (older, touched) = (run.older, run.touched);
-        let rest = self.admit(rest, touched);
-        self.runs[rest as usize].forked = forked;
+        let rest = run.names.split_off(len);
+        run.names.shrink_to_fit();
+        let (older, entered) = (run.older, run.entered);
+        let rest = self.admit(rest, entered);
         self.link(rest, at, older);
     }
 
     /// A run that is found by its first name, not yet linked.
-    fn admit(&mut self, names: Vec<u64>, touched: Millis) -> u32 {
+    fn admit(&mut self, names: Vec<u64>, entered: Millis) -> u32 {
         let head = names[0];
-        let run = Run { names, newer: NONE, older: NONE, forked: false, touched };
+        let run = Run { names, newer: NONE, older: NONE, entered };
         let at = if let Some(at) = self.vacant.pop() {
             self.runs[at as usize] = run;
             at
@@ -177,6 +186,9 @@ impl Lru {
             let stays = names.len() - going;
             let head = names[0];
             dropped.extend(names.drain(stays..).rev());
+            if stays < names.capacity() / 2 {
+                names.shrink_to_fit();
+            }
             self.held -= going;
             if stays == 0 {
                 self.heads.remove(&head);
@@ -187,9 +199,8 @@ impl Lru {
         }
     }
 
-    fn make_young(&mut self, path: &[u32], now: Millis) {
+    fn make_young(&mut self, path: &[u32]) {
         for &at in path.iter().rev() {
-            self.runs[at as usize].touched = now;
             self.unlink(at);
             self.link_newest(at);
         }
@@ -297,10 +308,27 @@ mod tests {
     fn what_was_entered_lately_is_told_from_what_is_held() {
         let mut lru = Lru::new(10);
         lru.enter(&[1, 2, 3], Millis(100), &mut Vec::new());
-        lru.enter(&[1, 2, 4, 5], Millis(200), &mut Vec::new());
-        let since = |chain: &[u64], since| lru.depth_since(chain, Millis(since));
-        assert_eq!((since(&[1, 2, 3], 100), since(&[1, 2, 3], 101), since(&[1, 2, 3], 201)), (3, 2, 0));
-        assert_eq!((since(&[1, 2, 4, 9], 200), since(&[8], 0)), (3, 0));
+        for again in [200, 300] {
+            lru.enter(&[1, 2, 4, 5], Millis(again), &mut Vec::new());
+        }
+        let since = |chain: &[u64], known, since| lru.entered_since(chain, known, Millis(since));
+        assert_eq!((since(&[1, 2, 3], 0, 100), since(&[1, 2, 3], 0, 101)), (3, 0));
+        assert_eq!(since(&[1, 2, 4, 9], 2, 200), 3, "behind what is known anyway");
+        assert_eq!(since(&[1, 2, 4, 5], 2, 201), 2, "entered again is not entered lately");
+        assert_eq!((since(&[8], 0, 0), since(&[], 0, 0)), (0, 0));
+    }
+
+    #[test]
+    fn memory_follows_what_is_held_however_chains_part() {
+        let name = |chain: u64, at: u64| if at <= chain { at } else { chain * 10_000 + at };
+        let mut lru = Lru::new(10_000);
+        for chain in 0..1_000 {
+            let chain: Vec<u64> = (1..2_000).map(|at| name(chain, at)).collect();
+            lru.enter(&chain, NOW, &mut Vec::new());
+            lru.enter(&chain[..1], NOW, &mut Vec::new());
+        }
+        let allocated: usize = lru.runs.iter().map(|run| run.names.capacity()).sum();
+        assert!(allocated <= 2 * lru.len() + 4_000, "{allocated} for {}", lru.len());
     }
 
     proptest! {

@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use super::signals::Millis;
+
 /// A source of knowledge about caches, the better the higher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -103,6 +105,8 @@ pub struct CacheKnowledge {
     last_cold: AtomicU64,
     /// Whether it was found in the shared index.
     shared: AtomicBool,
+    /// When its events last said that it holds nothing.
+    emptied: AtomicU64,
 }
 
 /// Prompts that nobody held.
@@ -129,6 +133,16 @@ impl CacheKnowledge {
     /// Sets the state of its event stream; what it was before.
     pub fn set_events(&self, events: Events) -> Events {
         Events::ALL[usize::from(self.events.swap(events as u8, Ordering::AcqRel))]
+    }
+
+    /// Notes that its events say that it holds nothing, or that nothing is known of it any more.
+    pub fn note_emptied(&self, now: Millis) {
+        self.emptied.store(now.0, Ordering::Relaxed);
+    }
+
+    /// When that was last.
+    pub fn emptied(&self) -> Millis {
+        Millis(self.emptied.load(Ordering::Relaxed))
     }
 
     /// Whether every event of the engine has been applied.

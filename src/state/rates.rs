@@ -166,20 +166,16 @@ struct Sums {
 }
 
 impl Learned {
-    /// Takes a sample: what took `measured` seconds takes `at_unit` at unit speed.
-    pub fn learn(&self, measured: f64, at_unit: f64, now: Millis) {
+    /// Takes a sample: what took `measured` seconds takes `at_unit` at unit speed, `known` times as long as far as known.
+    pub fn learn(&self, measured: f64, at_unit: f64, known: f64, now: Millis) {
         if !(measured.is_finite() && measured > 0.0 && at_unit.is_finite() && at_unit > 0.0) {
             return;
         }
         let mut sums = self.sums.lock();
         let mut kept = self.kept(now);
         kept *= ((MOST_SAMPLES - 1.0) / (sums.samples * kept)).min(1.0);
-        let measured = if sums.samples > 0.0 {
-            let expected = sums.measured / sums.at_unit * at_unit;
-            measured.clamp(expected / OUTLIER, expected * OUTLIER)
-        } else {
-            measured
-        };
+        let expected = known * at_unit;
+        let measured = measured.clamp(expected / OUTLIER, expected * OUTLIER);
         sums.measured = sums.measured * kept + measured;
         sums.at_unit = sums.at_unit * kept + at_unit;
         sums.samples = sums.samples * kept + 1.0;
@@ -244,26 +240,30 @@ impl Rates {
 
     /// Learns from a response whose pick had forecast `forecast`, at an endpoint of `speed`.
     pub fn learn(&self, forecast: &Forecast, seen: &Pace, speed: Speed, now: Millis) {
-        let known = self.factors(Factors::UNIT).at_speed(speed);
+        let usual = self.factors(Factors::UNIT);
+        let known = usual.at_speed(speed);
         let step = known.step(forecast.sequences, forecast.context);
         if let Some(token) = seen.token {
-            self.step.learn(token, step / (known.step * speed.step), now);
+            self.step.learn(token, step / (known.step * speed.step), usual.step, now);
         }
         let Some(first) = seen.first_token else { return };
-        if known.prefill * forecast.prefill() > LEAST_PREFILL.max(step) {
+        // Taken for too fast by mistake, it must still be able to show what it is.
+        let prefill = known.prefill.max(1.0 / speed.prefill) * forecast.prefill();
+        if prefill > LEAST_PREFILL.max(step) {
             let measured = (first - step).max(first * 0.1);
-            self.prefill.learn(measured, forecast.prefill() / speed.prefill, now);
+            self.prefill.learn(measured, forecast.prefill() / speed.prefill, usual.prefill, now);
         }
     }
 
     /// Learns from a response that came as a whole after `seconds` with so many output tokens: what it took more or less
     /// than expected is taken as prefill and decode alike.
     pub fn learn_whole(&self, forecast: &Forecast, seconds: f64, tokens: u64, speed: Speed, now: Millis) {
-        let known = self.factors(Factors::UNIT).at_speed(speed);
+        let usual = self.factors(Factors::UNIT);
+        let known = usual.at_speed(speed);
         let step = known.step(forecast.sequences, forecast.context);
         let expected = known.prefill * forecast.prefill() + step * tokens as f64;
-        self.prefill.learn(seconds, expected / (known.prefill * speed.prefill), now);
-        self.step.learn(seconds, expected / (known.step * speed.step), now);
+        self.prefill.learn(seconds, expected / (known.prefill * speed.prefill), usual.prefill, now);
+        self.step.learn(seconds, expected / (known.step * speed.step), usual.step, now);
     }
 }
 
@@ -406,10 +406,10 @@ mod tests {
     #[test]
     fn one_sample_that_waited_does_not_condemn_an_endpoint() {
         let learned = Learned::default();
-        learned.learn(1.0, 1.0, NOW);
-        learned.learn(10_000.0, 1.0, NOW);
+        learned.learn(1.0, 1.0, learned.or(1.0), NOW);
+        learned.learn(10_000.0, 1.0, learned.or(1.0), NOW);
         for (measured, at_unit) in [(f64::NAN, 1.0), (0.0, 1.0), (1.0, 0.0), (1.0, f64::INFINITY)] {
-            learned.learn(measured, at_unit, NOW);
+            learned.learn(measured, at_unit, learned.or(1.0), NOW);
         }
         assert!(learned.or(1.0) <= 4.5);
         assert_eq!(learned.samples(NOW), 2.0);
@@ -419,28 +419,44 @@ mod tests {
     fn long_prompts_say_more_than_short_ones_that_waited() {
         let learned = Learned::default();
         for _ in 0..20 {
-            learned.learn(2.0, 1.0, NOW);
-            learned.learn(0.02 + 0.1, 0.01, NOW);
+            learned.learn(2.0, 1.0, learned.or(1.0), NOW);
+            learned.learn(0.02 + 0.1, 0.01, learned.or(1.0), NOW);
         }
         assert!((2.0..2.2).contains(&learned.or(1.0)), "{}", learned.or(1.0));
     }
 
     #[test]
+    fn a_first_sample_can_neither_condemn_a_pool_nor_keep_it_from_learning() {
+        let forecast = Forecast { ahead: 0.0, own: 1.0, sequences: 1.0, context: 0.0 };
+        for first in [400.0, 0.004] {
+            let rates = Rates::default();
+            let show = |first| {
+                let seen = Pace { first_token: Some(first), token: None };
+                rates.learn(&forecast, &seen, Speed::default(), NOW);
+            };
+            show(first);
+            (0..100).for_each(|_| show(1.0 + Factors::UNIT.step(1.0, 0.0)));
+            let learned = rates.factors(Factors::UNIT).prefill;
+            assert!((0.9..1.5).contains(&learned), "{learned} after {first}");
+        }
+    }
+
+    #[test]
     fn newer_samples_outweigh_older_ones() {
         let learned = Learned::default();
-        (0..1_000).for_each(|_| learned.learn(4.0, 1.0, NOW));
+        (0..1_000).for_each(|_| learned.learn(4.0, 1.0, learned.or(1.0), NOW));
         assert!(close(learned.samples(NOW), MOST_SAMPLES));
-        (0..150).for_each(|_| learned.learn(1.0, 1.0, NOW));
+        (0..150).for_each(|_| learned.learn(1.0, 1.0, learned.or(1.0), NOW));
         assert!(close(learned.or(9.0), 1.0), "{}", learned.or(9.0));
     }
 
     #[test]
     fn an_endpoint_that_nobody_chooses_is_taken_for_a_usual_one_in_time() {
         let learned = Learned::default();
-        (0..100).for_each(|_| learned.learn(4.0, 1.0, NOW));
+        (0..100).for_each(|_| learned.learn(4.0, 1.0, learned.or(1.0), NOW));
         let after = |half_lives| learned.among(1.0, NOW.plus(HALF_LIFE * half_lives));
         assert!(after(0) > 3.0 && after(1) < after(0) && after(10) < 1.05, "{}", after(10));
-        learned.learn(4.0, 1.0, NOW.plus(HALF_LIFE * 10));
+        learned.learn(4.0, 1.0, learned.or(1.0), NOW.plus(HALF_LIFE * 10));
         assert!(learned.samples(NOW.plus(HALF_LIFE * 10)) < 1.1, "what has faded does not come back");
     }
 

@@ -10,6 +10,7 @@ use super::super::wire::{BadEvent, Event, Removed, Stored};
 use super::{Core, Hindrance, Memory};
 use crate::index::{Block, Tier};
 use crate::prompt::blocks::{LATER_SEED, Namespace, digest, token_content};
+use crate::state::signals::Millis;
 
 /// Blocks with fewer tokens are not indexed: they would cost more than they tell.
 const LEAST_BLOCK: usize = 16;
@@ -34,6 +35,7 @@ impl Core {
     /// `rank` holds nothing.
     pub(super) fn forget(&mut self, rank: usize) {
         let orphans = self.holdings.clear(&self.index.events, rank);
+        self.endpoint.cache.note_emptied(Millis::now());
         self.counts.skip(Skip::Orphan, orphans as u64);
     }
 
