@@ -173,7 +173,9 @@ impl Reader<'_> {
         match Pipeline::assemble(&name, parts, previous) {
             Ok(pipeline) => Some(pipeline),
             Err(error) => {
-                let (PipelineError::SecondPicker(part) | PipelineError::BlocksDiffer(part)) = &error;
+                let (PipelineError::SecondPicker(part)
+                | PipelineError::BlocksDiffer(part)
+                | PipelineError::SecondCookie(part)) = &error;
                 // The part that is in the way is never the first of its name.
                 let place = places.iter().rev().find(|(name, _)| name == part).map_or(place, |(_, at)| *at);
                 self.problems.error(place, error.to_string(), None);

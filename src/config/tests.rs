@@ -299,3 +299,11 @@ fn files_cut_anywhere_are_read_or_refused() {
         }
     }
 }
+
+#[test]
+fn sessions_are_kept_after_every_other_filter_wherever_they_are_listed() {
+    let listed = "plugins:\n- {type: session-affinity-filter}\n- {type: lora-affinity}\n- {type: health}\n";
+    let pipeline = strict(&picker_config(listed)).pipeline.unwrap();
+    let filters: Vec<&str> = pipeline.profile.filters.iter().map(|filter| &*filter.name).collect();
+    assert_eq!(filters, ["subset", "lora-affinity", "health", "session-affinity-filter"]);
+}

@@ -5,7 +5,8 @@ use crate::schedule::plugin::{Filter, Instance, Kind};
 use crate::schedule::{Candidate, Cycle};
 
 const MANUAL: &str = "\
-Drops every endpoint but the one that the request's session is bound to. A request without a session, or whose endpoint is
+Drops every endpoint but the one that the request's session is bound to, after all other filters wherever it is listed. That
+leaves no other endpoint for a retry; where a session may move, `session-affinity-scorer` prefers its endpoint. A request without a session, or whose endpoint is
 no candidate, keeps all candidates and is bound to the pick; its decision says `absent`, `new`, `ignored` or `moved` as
 `session`. Bindings are shared with a `session-affinity-scorer` of the same parameters. What tokens are, and which header
 Envoy must answer with, stands in [operating.md](operating.md#sessions).";

@@ -113,8 +113,8 @@ fn token(config: Parameters) -> Result<Binding, ParameterError> {
             return Err(ParameterError(why.to_owned()));
         }
         (Some(name), None) => cookie(&name)?,
-        (None, Some(name)) => header(&name)?,
-        (None, None) => header("x-session-token")?,
+        (None, Some(name)) => token_header(&name)?,
+        (None, None) => token_header("x-session-token")?,
     };
     Ok(Binding::Token(carrier))
 }
@@ -154,6 +154,36 @@ fn header(name: &str) -> Result<Carrier, ParameterError> {
         return Err(ParameterError(format!("`{name}` cannot be the header of a session")));
     }
     Ok(Carrier::Header(name.into()))
+}
+
+/// Tokens are taken out of the request and put into the response: what means something else to client or engine cannot be it.
+fn token_header(name: &str) -> Result<Carrier, ParameterError> {
+    let carrier = header(name)?;
+    let means_something = [
+        "authorization",
+        "proxy-authorization",
+        "content-type",
+        "content-encoding",
+        "accept",
+        "accept-encoding",
+        "te",
+        "upgrade",
+        "user-agent",
+        "x-request-id",
+    ];
+    match &carrier {
+        Carrier::Header(name)
+            if means_something.contains(&&**name)
+                || name.starts_with("x-envoy-")
+                || name.starts_with("x-forwarded-")
+                || crate::request::head::PRIVILEGED.contains(&&**name) =>
+        {
+            Err(ParameterError(format!(
+                "`{name}` cannot be the header of a token: it means something else already"
+            )))
+        }
+        _ => Ok(carrier),
+    }
 }
 
 fn cookie(name: &str) -> Result<Carrier, ParameterError> {
@@ -251,6 +281,9 @@ mod tests {
     #[case(json!({"encodedEndpointHeaderConfig": {"header": ":path"}}), "cannot be the header")]
     #[case(json!({"encodedEndpointHeaderConfig": {"header": "x-gateway-destination-endpoint"}}), "cannot be the header")]
     #[case(json!({"encodedEndpointHeaderConfig": {"header": "Set-Cookie"}}), "cannot be the header")]
+    #[case(json!({"encodedEndpointHeaderConfig": {"header": "Authorization"}}), "means something else")]
+    #[case(json!({"encodedEndpointHeaderConfig": {"header": "x-envoy-attempt-count"}}), "means something else")]
+    #[case(json!({"encodedEndpointHeaderConfig": {"header": "x-llm-d-model-name-rewrite"}}), "means something else")]
     #[case(json!({"strategy": "session_id", "sessionIdConfig": {"sources": [{}]}}), "exactly one")]
     #[case(json!({"strategy": "session_id", "sessionIdConfig": {"sources": [{"header": "a", "cookie": "b"}]}}), "exactly one")]
     #[case(json!({"strategy": "session_id", "sessionIdConfig": {"sources": [{"attribute": "a"}]}}), "attribute `a`")]

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::plugin::{Filter, Instance, Picker, Scorer, SharedNeeds};
 use crate::index::{ApproximateIndex, TextIndex};
 use crate::prompt::BlockNeeds;
-use crate::session::Affinity;
+use crate::session::{Affinity, Binding, Carrier};
 
 /// A filter under the name the configuration gave it.
 #[derive(Clone, Debug)]
@@ -101,6 +101,11 @@ pub enum PipelineError {
         "{0:?} cuts prompts differently from another plugin of this profile: give both the same block size and limits"
     )]
     BlocksDiffer(Arc<str>),
+    /// Two cookies with tokens: Envoy takes the one `set-cookie` of the endpoint that served from metadata.
+    #[error(
+        "a profile puts session tokens into one cookie, and that of {0:?} is the second: give both the same name"
+    )]
+    SecondCookie(Arc<str>),
 }
 
 impl Pipeline {
@@ -117,6 +122,8 @@ impl Pipeline {
         previous: Option<&Pipeline>,
     ) -> Result<Self, PipelineError> {
         let mut filters = crate::plugins::standing_filters(&parts);
+        // A session that is bound to an endpoint which cannot serve moves: that it cannot must be known before.
+        let mut session_filters = Vec::new();
         let mut scorers = Vec::new();
         let mut picker = None;
         let mut blocks: Option<BlockNeeds> = None;
@@ -137,16 +144,22 @@ impl Pipeline {
             shared = shared.or(needs.shared);
             tokens |= needs.tokens || needs.held || needs.shared.is_some();
             held |= needs.held;
+            let binds = needs.session.is_some();
             if let Some(binding) = needs.session
                 && !affinities.iter().any(|affinity| affinity.binding == *binding)
             {
+                let is_cookie = |binding: &Binding| matches!(binding, Binding::Token(Carrier::Cookie(_)));
+                if is_cookie(&binding) && affinities.iter().any(|affinity| is_cookie(&affinity.binding)) {
+                    return Err(PipelineError::SecondCookie(part.name));
+                }
                 let mut before = previous.into_iter().flat_map(|p| &p.affinities);
                 let kept = before.find(|affinity| affinity.binding == *binding);
                 affinities.push(kept.map_or_else(|| Arc::new(Affinity::new((*binding).clone())), Arc::clone));
             }
             heads.extend(needs.head_bytes.filter(|bytes| !heads.contains(bytes)));
             if let Some(filter) = part.instance.filter.filter(|_| part.filters) {
-                filters.push(NamedFilter { name: Arc::clone(&part.name), filter });
+                let named = NamedFilter { name: Arc::clone(&part.name), filter };
+                if binds { session_filters.push(named) } else { filters.push(named) }
             }
             if let Some(scorer) = part.instance.scorer.filter(|_| part.scores) {
                 scorers.push(Scored {
@@ -163,6 +176,7 @@ impl Pipeline {
                 picker = Some(NamedPicker { name: part.name, picker: found });
             }
         }
+        filters.append(&mut session_filters);
         let picker = picker.unwrap_or_else(crate::plugins::default_picker);
         let text = blocks.or(held.then_some(BlockNeeds::DEFAULT)).map(|needs| {
             let kept = previous.and_then(|p| p.text.clone()).filter(|text| text.needs == needs);

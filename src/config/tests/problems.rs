@@ -54,6 +54,10 @@ use rstest::rstest;
     "4:73 error no plugin instance is named `cpu-cach` = did you mean `cpu-cache`?"
 )]
 #[case(
+    "plugins:\n- {type: session-affinity-filter, parameters: {cookie: a}}\n- {type: session-affinity-scorer, parameters: {cookie: b}}\n",
+    "5:10 error a profile puts session tokens into one cookie, and that of \"session-affinity-scorer\" is the second"
+)]
+#[case(
     "plugins:\n- {type: approx-prefix-cache-producer, name: lonely}\n",
     "4:10 warning no prefix-cache-scorer uses `lonely`"
 )]
