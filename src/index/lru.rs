@@ -186,15 +186,14 @@ impl Lru {
             let stays = names.len() - going;
             let head = names[0];
             dropped.extend(names.drain(stays..).rev());
-            if stays < names.capacity() / 2 {
-                names.shrink_to_fit();
-            }
             self.held -= going;
             if stays == 0 {
+                *names = Vec::new();
                 self.heads.remove(&head);
                 self.unlink(oldest);
-                self.runs[oldest as usize].names = Vec::new();
                 self.vacant.push(oldest);
+            } else if stays < names.capacity() / 2 {
+                names.shrink_to_fit();
             }
         }
     }
