@@ -154,6 +154,8 @@ pub struct Served {
     pub answers: u32,
     /// Tells the client where its session is bound, where tokens do.
     pub tokens: Option<Box<Issuer>>,
+    /// What it says of its sessions.
+    pub sessions: SmallVec<[Session; 1]>,
 }
 
 /// Decides requests.
@@ -255,6 +257,7 @@ impl Decider {
         let tokens = Issuer::of(&pipeline.affinities, key, &routed.pool, &picked.ranked);
         Ok(Verdict::Serve(Box::new(Served {
             tokens,
+            sessions,
             ranked: picked.ranked,
             leg: picked.leg,
             head: arrived.head,

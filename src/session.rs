@@ -190,6 +190,16 @@ impl Session {
             self.affinity.bindings.bind(id, slot, now);
         }
     }
+
+    /// Binds an id to the endpoint that served in place of the `picked` one that it was bound to.
+    pub fn served_by(&self, served: u64, picked: u64, now: Millis) {
+        if let Mark::Id(id) = self.mark
+            && served != picked
+            && self.bound(now) == Some(picked)
+        {
+            self.affinity.bindings.bind(id, served, now);
+        }
+    }
 }
 
 /// Tells a client by tokens where its session is bound.
@@ -251,6 +261,17 @@ mod tests {
 
     fn head(headers: &[(&str, &str)]) -> Head {
         Head::new(headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+    }
+
+    #[test]
+    fn an_id_follows_who_served_unless_it_was_bound_elsewhere_since() {
+        let (pool, key, now) = (pool(1), Key::random(), Millis(1));
+        let session = Session::read(&ids(), &head(&[("x-session-id", "a")]), &pool, &key);
+        session.bind(Outcome::New, 1, now);
+        session.served_by(2, 1, now);
+        assert_eq!(session.bound(now), Some(2));
+        session.served_by(3, 1, now);
+        assert_eq!(session.bound(now), Some(2), "an older request that ends later");
     }
 
     fn ids() -> Arc<Affinity> {

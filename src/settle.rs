@@ -26,6 +26,7 @@ use crate::decision::{Outcome, Record, Ring};
 use crate::index::TokenIndexes;
 use crate::metrics::{Degraded, Metrics};
 use crate::refusal::Refusal;
+use crate::session::Session;
 use crate::state::rates::Forecast;
 use crate::state::reservation::Leg;
 use crate::state::{Endpoint, Pool};
@@ -64,6 +65,8 @@ pub struct Closing {
     pub answers: u32,
     /// How long the pick expected it to take.
     pub forecast: Forecast,
+    /// What the request says of its sessions.
+    pub sessions: SmallVec<[Session; 1]>,
     /// Whether Envoy shows us response bodies, so that the stream cannot end before them.
     pub sees_response_body: bool,
     /// When the stream began.

@@ -280,7 +280,7 @@ impl Exchange {
         {
             return Err(overloaded());
         }
-        let metadata = reply::metadata(served, record, !self.sees_response_body());
+        let metadata = reply::metadata(served, record);
         let body = std::mem::replace(&mut served.body, Body::Absent);
         let edits = std::mem::take(&mut served.edits);
         let new_length = new_length(&served.head, &body, served.decoded, &edits);

@@ -141,9 +141,9 @@ fn destinations(served: &Served) -> String {
 }
 
 /// What Envoy's clusters, logs and limits read: the destination in every form, the decision, the request in numbers.
-/// With `tell_sessions` also what every endpoint that may serve would tell the client of its session: where Envoy does not
-/// show us response headers, it takes the header from here, by the address that served.
-pub fn metadata(served: &Served, record: &Record, tell_sessions: bool) -> Struct {
+/// Also what every endpoint that may serve would tell the client of its session: where Envoy does not show us response
+/// headers, and no message says whether it will, it takes the header from here, by the address that served.
+pub fn metadata(served: &Served, record: &Record) -> Struct {
     let mut lb = HashMap::with_capacity(5);
     lb.insert(DESTINATION.to_owned(), string(destinations(served)));
     lb.insert(DECISION.to_owned(), string(record.id.to_string()));
@@ -159,7 +159,7 @@ pub fn metadata(served: &Served, record: &Record, tell_sessions: bool) -> Struct
         own.insert("pool".to_owned(), string(pool.to_string()));
     }
     own.insert("prompt_tokens".to_owned(), number(record.prompt_tokens));
-    if let Some(tokens) = served.tokens.as_ref().filter(|_| tell_sessions) {
+    if let Some(tokens) = &served.tokens {
         own.insert("session".to_owned(), structure(session_by_address(tokens)));
     }
     Struct {

@@ -333,7 +333,7 @@ impl Drop for Driver {
         }
         let Some(Serving { served, record }) = self.serving.take() else { return };
         self.exchange.note_scanned();
-        let Served { ranked, leg, stream, answers, forecast, .. } = *served;
+        let Served { ranked, leg, stream, answers, forecast, sessions, .. } = *served;
         let booked = record.legs.first();
         self.shared.ledger.close(Closing {
             pool: Arc::clone(&leg.pool),
@@ -345,6 +345,7 @@ impl Drop for Driver {
             expected_output: booked.map_or(0, |leg| leg.reserved_decode),
             answers,
             forecast,
+            sessions,
             record,
             lasted: None,
             sees_response_body: self.exchange.sees_response_body(),

@@ -45,6 +45,12 @@ impl Ledger {
             (self.on_unknown_model)(&member.endpoint);
         }
 
+        if let Some(member) =
+            member.as_ref().filter(|_| from_upstream != Some(false) && (1..500).contains(&status))
+        {
+            keep_sessions(&closing, member);
+        }
+
         // The first byte of a whole response is its last token's, not its first's.
         let first_token = progress.time_to_first_token().or(facts.and_then(|f| f.time_to_first_token));
         let first_token = first_token.filter(|_| closing.stream);
@@ -96,6 +102,14 @@ impl Ledger {
                  FULL_DUPLEX_STREAMED, or let Envoy's usage filter or access log report it"
             );
         }
+    }
+}
+
+/// Sessions stay with who has their cache now.
+fn keep_sessions(closing: &Closing, served: &Member) {
+    let Some(picked) = closing.ranked.first() else { return };
+    for session in &closing.sessions {
+        session.served_by(served.endpoint.slot, picked.slot, Millis::now());
     }
 }
 

@@ -181,6 +181,35 @@ async fn a_token_names_the_endpoint_that_served_after_a_retry(
     panic!("the closed engine was never the first in line");
 }
 
+/// As above, the refusal is learned from the request alone: the closed engine is not down yet when the session comes again.
+#[rstest]
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_follows_who_served_after_a_retry(
+    #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
+) {
+    let stand = Stand::with(setup, 2, &pool(), |picker| {
+        let plugins = ["session-affinity-scorer {strategy: session_id}", "max-score-picker"];
+        picker.plugins(&plugins).flag("--scrape-interval", "1h").flag("--staleness", "2h")
+    })
+    .await;
+    let mut sessions = (0..50).map(|at| format!("session-{at}"));
+    let bound = loop {
+        let name = sessions.next().expect("both serve");
+        let (answer, session) = outcome(&stand, &[("x-session-id", &name)], &name).await;
+        assert_eq!(session, "new");
+        if answer.served() == stand.engines[0].state.name() {
+            break name;
+        }
+    };
+    stand.engines[0].close().await;
+    let (other, header) = (stand.engines[1].state.name().to_owned(), [("x-session-id", &*bound)]);
+    for (id, attempts) in [("retried", 2), ("again", 1)] {
+        let (answer, session) = outcome(&stand, &header, id).await;
+        assert_eq!((answer.served(), session), (other.clone(), json!("kept")), "{id}");
+        assert_eq!(stand.picker.decision(id).await["legs"][0]["attempts"], attempts, "{id}");
+    }
+}
+
 #[rstest]
 #[tokio::test(flavor = "multi_thread")]
 async fn failures_bind_nobody(
