@@ -8,24 +8,59 @@ pub use problem::{Problem, Problems, Severity};
 
 use serde::de::DeserializeOwned;
 
+/// Why a document is not of a type: where, what is wrong, and what to do.
+pub type Rejection = (Place, String, Option<String>);
+
 /// Reads a document into a type. An unknown member, a wrong type or a bad value becomes one problem at its place.
-pub fn typed<T: DeserializeOwned>(node: &Node) -> Result<T, (Place, String, Option<String>)> {
+pub fn typed<T: DeserializeOwned>(node: &Node) -> Result<T, Rejection> {
+    read(node).map_err(|mistake| (mistake.place, mistake.message, mistake.advice))
+}
+
+/// Reads a document into a type as [`typed`] does, but takes members that the type does not know out of the document.
+/// Gives the place and the name of each.
+pub fn typed_without_unknown<T: DeserializeOwned>(
+    node: &mut Node,
+) -> Result<(T, Vec<(Place, String)>), Rejection> {
+    let mut unknown = Vec::new();
+    loop {
+        let mistake = match read(node) {
+            Ok(read) => return Ok((read, unknown)),
+            Err(mistake) => mistake,
+        };
+        let removed = mistake.unknown.as_deref().filter(|name| node.remove(&mistake.path, name));
+        let Some(name) = removed else { return Err((mistake.place, mistake.message, mistake.advice)) };
+        unknown.push((mistake.place, name.to_owned()));
+    }
+}
+
+/// Why a document does not fit its type.
+#[derive(Debug)]
+struct Mistake {
+    /// Keys and indices down to the wrong value, or to the map with an unknown member.
+    path: Vec<String>,
+    place: Place,
+    message: String,
+    /// The unknown member.
+    unknown: Option<String>,
+    advice: Option<String>,
+}
+
+fn read<T: DeserializeOwned>(node: &Node) -> Result<T, Mistake> {
     let value = node.to_json();
     serde_path_to_error::deserialize(&value).map_err(|error| {
-        let path: Vec<String> = error.path().iter().map(ToString::to_string).collect();
+        let mut path: Vec<String> = error.path().iter().map(ToString::to_string).collect();
         let message = error.inner().to_string();
-        let holder = node.at(&path);
         let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
-        let place = unknown
-            .and_then(|name| {
-                holder
-                    .key_place(name)
-                    .or_else(|| node.at(&path[..path.len().saturating_sub(1)]).key_place(name))
-            })
-            .unwrap_or(holder.place);
+        // Depending on where serde notices, the path of an unknown member leads to its map or to itself.
+        if unknown.is_some_and(|name| node.at(&path).key_place(name).is_none()) {
+            path.pop();
+        }
+        let holder = node.at(&path);
+        let place = unknown.and_then(|name| holder.key_place(name)).unwrap_or(holder.place);
         let nearest = unknown.and_then(|name| nearest(name, expected_names(&message)));
         let advice = nearest.map(|name| format!("did you mean `{name}`?"));
-        (place, message, advice)
+        let unknown = unknown.map(str::to_owned);
+        Mistake { path, place, message, unknown, advice }
     })
 }
 
@@ -96,6 +131,18 @@ mod tests {
         let (found, message, found_advice) = typed::<Spec>(&node).unwrap_err();
         assert_eq!((found.line, found.column), place, "{message}");
         assert_eq!(found_advice.as_deref(), advice, "{message}");
+    }
+
+    #[test]
+    fn unknown_members_are_taken_out_and_wrong_ones_stay_wrong() {
+        let text = "modelName: x\nlater: {a: 1}\nrules:\n- {weight: 1, more: [2]}\n- {weight: 2}\n";
+        let mut node = Node::parse(text).unwrap().remove(0);
+        let (spec, unknown) = typed_without_unknown::<Spec>(&mut node).unwrap();
+        assert_eq!((spec.model_name.as_str(), spec.rules.len()), ("x", 2));
+        let names: Vec<_> = unknown.iter().map(|(place, name)| (place.line, name.as_str())).collect();
+        assert_eq!(names, [(2, "later"), (4, "more")]);
+        let mut node = Node::parse("later: 1\nrules: [{weight: heavy}]\n").unwrap().remove(0);
+        assert_eq!(typed_without_unknown::<Spec>(&mut node).unwrap_err().0, Place { line: 2, column: 18 });
     }
 
     #[test]

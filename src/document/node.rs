@@ -125,6 +125,25 @@ impl Node {
         node
     }
 
+    /// Takes a member out of the map at a path; whether it was there.
+    pub fn remove<S: AsRef<str>>(&mut self, path: &[S], name: &str) -> bool {
+        let Some((step, rest)) = path.split_first() else {
+            let Yaml::Map(members) = &mut self.value else { return false };
+            let before = members.len();
+            members.retain(|(key, ..)| key != name);
+            return members.len() < before;
+        };
+        let step = step.as_ref().trim_matches(['[', ']']);
+        let next = match &mut self.value {
+            Yaml::List(items) => step.parse::<usize>().ok().and_then(|at| items.get_mut(at)),
+            Yaml::Map(members) => {
+                members.iter_mut().rev().find(|(key, ..)| key == step).map(|(.., node)| node)
+            }
+            Yaml::Scalar(_) => None,
+        };
+        next.is_some_and(|next| next.remove(rest, name))
+    }
+
     /// The same without places.
     pub fn to_json(&self) -> Value {
         match &self.value {
