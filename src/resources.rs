@@ -3,20 +3,27 @@
 //! One YAML shape everywhere: the same types read files and, in a cluster, what the API server sends. No logic here;
 //! `lower` turns documents into a [`World`](crate::topology::World).
 
+pub mod crd;
 pub mod duration;
 pub mod endpoint;
+pub mod inference_model_rewrite;
+pub mod inference_objective;
 pub mod inference_pool;
 pub mod lower;
 pub mod model_route;
 pub mod model_server;
+pub mod object;
 pub mod tokenizer;
-
-use serde::Deserialize;
-use serde_json::Value;
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
 pub use endpoint::EndpointSpec;
+pub use inference_model_rewrite::InferenceModelRewriteSpec;
+pub use inference_objective::InferenceObjectiveSpec;
 pub use inference_pool::InferencePoolSpec;
 pub use model_route::ModelRouteSpec;
 pub use model_server::ModelServerSpec;
@@ -57,4 +64,22 @@ pub struct Document<S> {
     /// What an API server reported; not read.
     #[serde(default)]
     pub status: Option<Value>,
+}
+
+/// Empty: no status is written, and what others write there is not read.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
+pub struct NoStatus {}
+
+/// The pool that an object belongs to.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct PoolRef {
+    /// API group, that of InferencePool if absent.
+    #[serde(default)]
+    pub group: Option<String>,
+    /// Kind, InferencePool if absent.
+    #[serde(default)]
+    pub kind: Option<String>,
+    /// Name.
+    pub name: String,
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use super::{Document, EndpointSpec, Metadata};
-use crate::document::{Node, Place, Problem, Problems, Severity, nearest, typed};
+use super::{Document, EndpointSpec, InferenceModelRewriteSpec, InferenceObjectiveSpec, Metadata};
+use crate::document::{Node, Place, Problem, Problems, Severity, nearest, typed, typed_without_unknown};
 use crate::state::ObjectName;
 use crate::state::endpoint::{self, EngineKind};
 use crate::topology::World;
@@ -19,12 +19,21 @@ use crate::topology::World;
 const SERVING: &str = "networking.serving.volcano.sh/v1alpha1";
 const INFERENCE: &str = "inference.networking.k8s.io/v1";
 const OWN: &str = "pilotfish.dev/v1alpha1";
+const OBJECTIVES: [&str; 2] = ["llm-d.ai/v1alpha2", "inference.networking.x-k8s.io/v1alpha2"];
+/// The group that objectives and rewrites moved to, and the one they came from.
+pub const OBJECTIVE_GROUPS: [&str; 2] = ["llm-d.ai", "inference.networking.x-k8s.io"];
 
-/// Kinds that are read, with their group and version.
-const KINDS: [(&str, &str); 4] =
-    [("Endpoint", OWN), ("ModelRoute", SERVING), ("ModelServer", SERVING), ("InferencePool", INFERENCE)];
+/// Kinds that are read, with their group and version; the first is advised.
+const KINDS: [(&str, &[&str]); 6] = [
+    ("Endpoint", &[OWN]),
+    ("ModelRoute", &[SERVING]),
+    ("ModelServer", &[SERVING]),
+    ("InferencePool", &[INFERENCE]),
+    ("InferenceObjective", &OBJECTIVES),
+    ("InferenceModelRewrite", &OBJECTIVES),
+];
 /// Kinds that are known and have no effect yet.
-const LATER: [&str; 3] = ["InferenceObjective", "InferenceModelRewrite", "ExternalModelProvider"];
+const LATER: [&str; 1] = ["ExternalModelProvider"];
 
 /// Annotations of our own that are read.
 const READ_ANNOTATIONS: [&str; 5] =
@@ -79,7 +88,18 @@ impl<T> Located<T> {
 
 /// Reads files (path and text) together.
 pub fn lower(files: &[(impl AsRef<Path>, Arc<str>)]) -> Lowered {
+    lower_with(files, Unknown::Error)
+}
+
+/// Reads objects of an API server together, each as [`object::document`](super::object::document) writes it. A member that
+/// is unknown here stands in a newer definition than ours: the object serves without it.
+pub fn lower_objects(objects: &[(impl AsRef<Path>, Arc<str>)]) -> Lowered {
+    lower_with(objects, Unknown::Warning)
+}
+
+fn lower_with(files: &[(impl AsRef<Path>, Arc<str>)], unknown: Unknown) -> Lowered {
     let mut reader = Reader {
+        unknown,
         problems: files.iter().map(|(file, text)| Problems::new(file.as_ref(), Arc::clone(text))).collect(),
         ..Reader::default()
     };
@@ -92,8 +112,19 @@ pub fn lower(files: &[(impl AsRef<Path>, Arc<str>)]) -> Lowered {
     reader.finish()
 }
 
+/// What a member is that no type knows.
+#[derive(Clone, Copy, Debug, Default)]
+enum Unknown {
+    /// A slip of the pen.
+    #[default]
+    Error,
+    /// Something newer.
+    Warning,
+}
+
 #[derive(Debug, Default)]
 struct Reader {
+    unknown: Unknown,
     problems: Vec<Problems>,
     endpoints: Vec<Located<EndpointSpec>>,
     routes: Vec<Located<super::ModelRouteSpec>>,
@@ -112,17 +143,70 @@ impl Reader {
         let Some((_, expected)) = KINDS.iter().find(|(known, _)| *known == kind) else {
             return self.unknown_kind(file, place, &kind);
         };
-        if node.get("apiVersion").and_then(Node::as_str) != Some(expected) {
+        let version = node.get("apiVersion").and_then(Node::as_str);
+        if !version.is_some_and(|version| expected.contains(&version)) {
             let place = node.get("apiVersion").map_or(place, |version| version.place);
-            let advice = Some(format!("write `apiVersion: {expected}`"));
-            return self.problems[file].error(place, format!("{kind} is read as {expected} only"), advice);
+            let advice = Some(format!("write `apiVersion: {}`", expected[0]));
+            let why = format!("{kind} is read as {} only", expected.join(" or "));
+            return self.problems[file].error(place, why, advice);
         }
         match kind.as_str() {
-            "Endpoint" => self.endpoints.extend(read(&mut self.problems[file], file, node, &mut self.dump)),
-            "ModelRoute" => self.routes.extend(read(&mut self.problems[file], file, node, &mut self.dump)),
-            "ModelServer" => self.servers.extend(read(&mut self.problems[file], file, node, &mut self.dump)),
-            _ => self.inference_pools.extend(read(&mut self.problems[file], file, node, &mut self.dump)),
+            "Endpoint" => {
+                let document = self.read(file, node);
+                self.endpoints.extend(document);
+            }
+            "ModelRoute" => {
+                let document = self.read(file, node);
+                self.routes.extend(document);
+            }
+            "ModelServer" => {
+                let document = self.read(file, node);
+                self.servers.extend(document);
+            }
+            "InferenceObjective" => self.without_effect::<InferenceObjectiveSpec>(file, node),
+            "InferenceModelRewrite" => self.without_effect::<InferenceModelRewriteSpec>(file, node),
+            _ => {
+                let document = self.read(file, node);
+                self.inference_pools.extend(document);
+            }
         }
+    }
+
+    /// Reads a document only for what is wrong with it.
+    fn without_effect<T: DeserializeOwned>(&mut self, file: usize, node: Node) {
+        if let Some(document) = self.read::<T>(file, node) {
+            let kind = document.node.at(&["kind"]);
+            let why = format!("{} has no effect in this version", kind.as_str().unwrap_or_default());
+            self.problems[file].warning(kind.place, why, None);
+        }
+    }
+
+    /// Reads one document into its type, with its name.
+    fn read<T: DeserializeOwned>(&mut self, file: usize, mut node: Node) -> Option<Located<T>> {
+        let problems = &mut self.problems[file];
+        let read = match self.unknown {
+            Unknown::Error => typed::<Document<T>>(&node).map(|document| (document, Vec::new())),
+            Unknown::Warning => typed_without_unknown(&mut node),
+        };
+        let (document, unknown) = match read {
+            Ok(read) => read,
+            Err((place, message, advice)) => {
+                problems.error(place, message, advice);
+                return None;
+            }
+        };
+        for (place, name) in unknown {
+            problems.warning(place, format!("`{name}` is not known to this version and has no effect"), None);
+        }
+        let Metadata { name, namespace, .. } = &document.metadata;
+        if name.is_empty() {
+            problems.error(node.at(&["metadata"]).place, "a document without `metadata.name`", None);
+            return None;
+        }
+        let name = ObjectName::new(namespace.as_deref().unwrap_or("default"), name.as_str());
+        let spec = node.get("spec").map(Node::to_json).unwrap_or_default();
+        self.dump.push(Dumped { kind: document.kind, name: name.clone(), spec });
+        Some(Located { file, node, name, metadata: document.metadata, spec: document.spec })
     }
 
     fn unknown_kind(&mut self, file: usize, place: Place, kind: &str) {
@@ -244,31 +328,6 @@ impl Reader {
     }
 }
 
-/// Reads one document into its type, with its name.
-fn read<T: DeserializeOwned>(
-    problems: &mut Problems,
-    file: usize,
-    node: Node,
-    dump: &mut Vec<Dumped>,
-) -> Option<Located<T>> {
-    let document: Document<T> = match typed(&node) {
-        Ok(document) => document,
-        Err((place, message, advice)) => {
-            problems.error(place, message, advice);
-            return None;
-        }
-    };
-    let Metadata { name, namespace, .. } = &document.metadata;
-    if name.is_empty() {
-        problems.error(node.at(&["metadata"]).place, "a document without `metadata.name`", None);
-        return None;
-    }
-    let name = ObjectName::new(namespace.as_deref().unwrap_or("default"), name.as_str());
-    let spec = node.get("spec").map(Node::to_json).unwrap_or_default();
-    dump.push(Dumped { kind: document.kind, name: name.clone(), spec });
-    Some(Located { file, node, name, metadata: document.metadata, spec: document.spec })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,6 +392,31 @@ spec: {address: '10.0.0.1:8000'}
         let lowered = one(text);
         let shown = shown(&lowered);
         assert!(shown.iter().any(|line| line.contains(expected)), "{shown:?}");
+    }
+
+    #[rstest]
+    #[case("InferenceObjective", "{priority: -1, poolRef: {name: p}}", None)]
+    #[case("InferenceObjective", "{priority: high, poolRef: {name: p}}", Some("invalid type"))]
+    #[case("InferenceObjective", "{priority: 1}", Some("missing field `poolRef`"))]
+    #[case(
+        "InferenceModelRewrite",
+        "{poolRef: {name: p}, rules: [{matches: [{model: {value: a}}], targets: [{modelRewrite: b, weight: 1}]}]}",
+        None
+    )]
+    #[case("InferenceModelRewrite", "{poolRef: {name: p}, rules: [{targets: [{}]}]}", Some("missing field"))]
+    fn kinds_without_effect_are_read_in_both_groups(
+        #[case] kind: &str,
+        #[case] spec: &str,
+        #[case] wrong: Option<&str>,
+    ) {
+        for group in OBJECTIVE_GROUPS {
+            let text =
+                format!("apiVersion: {group}/v1alpha2\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n");
+            let shown = shown(&one(&text));
+            let none = format!("2:7 Warning {kind} has no effect in this version");
+            assert_eq!(shown.len(), 1, "{shown:?}");
+            assert!(wrong.map_or(shown[0] == none, |wrong| shown[0].contains(wrong)), "{shown:?}");
+        }
     }
 
     /// Every kind of mistake in a rule is reported at its place, and leaves the good rules at work.

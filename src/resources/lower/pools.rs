@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Located, Reader};
 use crate::document::{Problem, Problems};
+use crate::resources::model_server::DEFAULT_RETRY_INTERVAL;
 use crate::resources::{ModelServerSpec, duration, tokenizer};
 use crate::state::TokenizerSource;
 use crate::state::endpoint::{EndpointSpec, EngineKind};
@@ -126,7 +127,8 @@ fn traffic_policy(problems: &mut Problems, document: &Located<ModelServerSpec>) 
     let timeout = duration_at(&["spec", "trafficPolicy", "timeout"], &policy.timeout);
     let retry = policy.retry.clone().unwrap_or_default();
     duration_at(&["spec", "trafficPolicy", "retry", "retryInterval"], &retry.retry_interval);
-    if retry.retry_interval.is_some() {
+    // Watched objects carry the default, which nobody wrote.
+    if retry.retry_interval.as_deref().is_some_and(|interval| interval != DEFAULT_RETRY_INTERVAL) {
         let place = document.place(&["spec", "trafficPolicy", "retry", "retryInterval"]);
         let advice = Some("set `retry_back_off` of the route in Envoy's configuration".to_owned());
         problems.warning(place, "retryInterval has no effect: Envoy takes its pause from its route", advice);
