@@ -11,8 +11,9 @@ quickstart: ## Three simulated engines, Pilotfish and Envoy on free ports; ONCE=
 	@python3 scripts/quickstart.py
 
 .PHONY: test
-test: ## All tests, those with a real Envoy and a real Redis included
-	PILOTFISH_ENVOY="$$(scripts/envoy.sh)" PILOTFISH_REDIS_SERVER="$$(scripts/redis.sh)" cargo test --locked
+test: ## All tests, those with a real Envoy, Redis and API server included; the first run builds that for some minutes
+	PILOTFISH_ENVOY="$$(scripts/envoy.sh)" PILOTFISH_REDIS_SERVER="$$(scripts/redis.sh)" \
+		PILOTFISH_KUBE="$$(scripts/kube.sh)" cargo test --locked
 
 .PHONY: test-vllm
 test-vllm: ## Predictions against two real vLLM engines on the CPU; 6 GB on disk, some minutes the first time
@@ -38,5 +39,5 @@ microbench: ## Micro-benchmarks of single parts
 	cargo bench --locked
 
 .PHONY: generate
-generate: ## Rewrite the generated documentation
+generate: ## Rewrite the generated documentation and definitions
 	cargo run --locked --quiet --example generate

@@ -16,6 +16,8 @@ mod kit {
     pub mod extproc;
     /// A client of Envoy.
     pub mod http;
+    /// A real API server.
+    pub mod kube;
     /// An engine's KV events without an engine or sockets.
     pub mod kv_events;
     /// Captured warnings.
@@ -72,6 +74,12 @@ mod envoy {
     mod rungs;
     mod sessions;
     mod streaming;
+}
+
+/// A real API server: our definitions, and what watches deliver.
+mod kube {
+    mod definitions;
+    mod watching;
 }
 
 /// Which module may import which.

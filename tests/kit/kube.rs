@@ -1,0 +1,253 @@
+//! A real kube-apiserver over etcd: one pair for the whole run, a namespace a test.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams, ValidationDirective};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, Client, Config, CustomResourceExt, discovery};
+use pilotfish::document::Node;
+use pilotfish::resources::inference_model_rewrite::InferenceModelRewrite;
+use pilotfish::resources::inference_objective::InferenceObjective;
+use pilotfish::resources::inference_pool::InferencePool;
+use pilotfish::resources::{crd, lower};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+
+use super::eventually::{DEADLINE, eventually};
+
+/// Starts both servers and kills them when its input ends, which happens however the process at its other end dies.
+/// The key of the certificate that the API server makes for itself signs service accounts too.
+const SUPERVISOR: &str = r#"
+binary=$1 dir=$2 etcd_port=$3 port=$4
+"$binary" etcd --data-dir="$dir/etcd" --listen-client-urls="http://127.0.0.1:$etcd_port" \
+  --advertise-client-urls="http://127.0.0.1:$etcd_port" --listen-peer-urls=http://127.0.0.1:0 \
+  --unsafe-no-fsync --log-level=warn >"$dir/etcd.log" 2>&1 &
+etcd=$!
+"$binary" kube-apiserver --etcd-servers="http://127.0.0.1:$etcd_port" --bind-address=127.0.0.1 --secure-port="$port" \
+  --cert-dir="$dir/certs" --service-account-issuer=https://tests --service-account-key-file="$dir/certs/apiserver.key" \
+  --service-account-signing-key-file="$dir/certs/apiserver.key" --token-auth-file="$dir/tokens.csv" \
+  --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount --service-cluster-ip-range=10.0.0.0/24 \
+  --advertise-address=127.0.0.1 --endpoint-reconciler-type=none --enable-priority-and-fairness=false \
+  --profiling=false --v=1 >"$dir/kube-apiserver.log" 2>&1 &
+api=$!
+read -r _
+exec 2>/dev/null
+kill -9 $etcd $api
+wait
+rm -rf "$dir"
+"#;
+
+/// A pair of servers, killed when dropped and when the process ends.
+#[derive(Debug)]
+pub struct Server {
+    dir: PathBuf,
+    port: u16,
+    supervisor: Child,
+}
+
+impl Server {
+    /// Starts a pair of its own, with the definitions of every kind that is read.
+    pub async fn start() -> Self {
+        let dir = TempDir::new().unwrap().keep();
+        let port = free_port();
+        std::fs::write(dir.join("tokens.csv"), "tests,admin,1,\"system:masters\"\n").unwrap();
+        let mut command = Command::new("bash");
+        command.args(["-c", SUPERVISOR, "supervisor"]).arg(binary()).arg(&dir);
+        command.args([free_port().to_string(), port.to_string()]);
+        // A group of its own: an interrupt from the keyboard ends the tests, and their end the servers.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let supervisor = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let server = Self { dir, port, supervisor };
+        let ready = tokio::time::timeout(DEADLINE, server.ready()).await;
+        let client = ready.unwrap_or_else(|_| panic!("the API server does not serve: {}", server.logs()));
+        define(&client).await;
+        server
+    }
+
+    /// Waits until the namespace `default` is there, which comes last.
+    async fn ready(&self) -> Client {
+        eventually("the API server is ready", async || {
+            self.dir.join("certs/apiserver.crt").exists().then_some(())?;
+            let client = self.try_client().await.ok()?;
+            Api::<Namespace>::all(client.clone()).get("default").await.ok().map(|_| client)
+        })
+        .await
+    }
+
+    /// How a client reaches it, as administrator.
+    pub fn kubeconfig(&self) -> Kubeconfig {
+        let cluster = json!({
+            "server": format!("https://127.0.0.1:{}", self.port),
+            "certificate-authority": self.dir.join("certs/apiserver.crt"),
+        });
+        let config = json!({
+            "current-context": "tests",
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin"}}],
+            "clusters": [{"name": "tests", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": "tests"}}],
+        });
+        serde_json::from_value(config).unwrap()
+    }
+
+    /// A client for the runtime of the caller.
+    pub async fn client(&self) -> Client {
+        self.try_client().await.unwrap()
+    }
+
+    async fn try_client(&self) -> kube::Result<Client> {
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(self.kubeconfig(), &options).await;
+        Client::try_from(config.map_err(kube::Error::InferKubeconfig)?)
+    }
+
+    /// Kills both servers at once and waits until they are gone.
+    pub async fn kill(mut self) {
+        self.supervisor.stdin.take();
+        eventually("the servers' end", async || self.supervisor.try_wait().unwrap()).await;
+    }
+
+    fn logs(&self) -> String {
+        let read = |name: &str| std::fs::read_to_string(self.dir.join(name)).unwrap_or_default();
+        format!("{}\n{}", read("etcd.log"), read("kube-apiserver.log"))
+    }
+}
+
+/// A namespace of the run's servers, and a client of them.
+#[derive(Clone)]
+pub struct Cluster {
+    /// As administrator.
+    pub client: Client,
+    /// The test's own.
+    pub namespace: String,
+}
+
+impl Cluster {
+    /// A fresh namespace; the first starts the servers.
+    pub async fn namespace() -> Self {
+        static SERVER: OnceCell<Server> = OnceCell::const_new();
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let client = SERVER.get_or_init(Server::start).await.client().await;
+        let namespace = format!("test-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let mut fresh = Namespace::default();
+        fresh.metadata.name = Some(namespace.clone());
+        Api::all(client.clone()).create(&PostParams::default(), &fresh).await.unwrap();
+        Self { client, namespace }
+    }
+
+    /// Applies documents to the namespace.
+    pub async fn apply(&self, yaml: &str) -> Vec<DynamicObject> {
+        let mut applied = Vec::new();
+        for node in Node::parse(yaml).unwrap() {
+            applied.push(self.try_apply(&node.to_json(), false).await.unwrap());
+        }
+        applied
+    }
+
+    /// Applies one object on the server's side, or only asks what would come of it. Unknown fields are errors.
+    pub async fn try_apply(&self, object: &Value, dry_run: bool) -> kube::Result<DynamicObject> {
+        let (group, version) = object["apiVersion"]
+            .as_str()
+            .map_or(("", ""), |api_version| api_version.split_once('/').unwrap_or(("", api_version)));
+        let kind = GroupVersionKind::gvk(group, version, object["kind"].as_str().unwrap());
+        let (resource, capabilities) = discovery::pinned_kind(&self.client, &kind).await?;
+        let api: Api<DynamicObject> = match capabilities.scope {
+            discovery::Scope::Cluster => Api::all_with(self.client.clone(), &resource),
+            discovery::Scope::Namespaced => {
+                Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
+            }
+        };
+        let mut params = PatchParams::apply("tests");
+        params.dry_run = dry_run;
+        params.field_validation = Some(ValidationDirective::Strict);
+        api.patch(object["metadata"]["name"].as_str().unwrap(), &params, &Patch::Apply(object)).await
+    }
+
+    /// Creates a pod with these labels and reports it ready at an address of this machine, 127.0.0.x, as a kubelet would.
+    pub async fn pod(&self, name: &str, labels: &Value, ip: &str) -> Pod {
+        let pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"containers": [{"name": "engine", "image": "engine"}]},
+        });
+        self.try_apply(&pod, false).await.unwrap();
+        self.report(name, ip, true).await
+    }
+
+    /// Reports address and readiness of a pod.
+    pub async fn report(&self, name: &str, ip: &str, ready: bool) -> Pod {
+        let condition = json!({"type": "Ready", "status": if ready { "True" } else { "False" }});
+        let addresses = json!([{"ip": ip}]);
+        let status = json!({"phase": "Running", "podIP": ip, "podIPs": addresses, "conditions": [condition]});
+        // A strategic merge would keep the address before in `podIPs`.
+        let patch = Patch::Merge(json!({"status": status}));
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        pods.patch_status(name, &PatchParams::default(), &patch).await.unwrap()
+    }
+}
+
+/// Defines our kinds as shipped, and those of others with any content.
+async fn define(client: &Client) {
+    let shipped = crd::documents().unwrap();
+    let shipped = shipped.map(|(_, text)| serde_json::from_value(Node::parse(&text).unwrap()[0].to_json()));
+    let mut definitions: Vec<CustomResourceDefinition> = shipped.map(Result::unwrap).into();
+    definitions.push(open(InferencePool::crd(), "inference.networking.k8s.io"));
+    for group in lower::OBJECTIVE_GROUPS {
+        definitions.push(open(InferenceObjective::crd(), group));
+        definitions.push(open(InferenceModelRewrite::crd(), group));
+    }
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in &definitions {
+        api.create(&PostParams::default(), definition).await.unwrap();
+    }
+    // The first list of a kind takes a second, and so would each in turn.
+    futures::future::join_all(definitions.iter().map(|definition| served(client, definition))).await;
+}
+
+/// Waits until objects of a definition can be listed.
+async fn served(client: &Client, definition: &CustomResourceDefinition) {
+    let spec = &definition.spec;
+    let kind = GroupVersionKind::gvk(&spec.group, &spec.versions[0].name, &spec.names.kind);
+    let resource = ApiResource::from_gvk_with_plural(&kind, &spec.names.plural);
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    eventually(format!("{kind:?} is served"), async || api.list(&ListParams::default()).await.ok()).await;
+}
+
+/// The definition under a group, with a schema that everything fits.
+fn open(mut definition: CustomResourceDefinition, group: &str) -> CustomResourceDefinition {
+    definition.metadata.name = Some(format!("{}.{group}", definition.spec.names.plural));
+    group.clone_into(&mut definition.spec.group);
+    let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    for version in &mut definition.spec.versions {
+        version.schema = serde_json::from_value(schema.clone()).unwrap();
+    }
+    // Names under k8s.io are reserved; this says that the definition is nobody's official one.
+    let approval = ("api-approved.kubernetes.io".to_owned(), "unapproved, for tests".to_owned());
+    definition.metadata.annotations.get_or_insert_default().extend([approval]);
+    definition
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The pinned servers: of `make test`, else built by the script.
+fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        if let Some(path) = std::env::var_os("PILOTFISH_KUBE").filter(|path| !path.is_empty()) {
+            return path.into();
+        }
+        let built = Command::new("scripts/kube.sh").stderr(Stdio::inherit()).output().unwrap();
+        assert!(built.status.success(), "scripts/kube.sh built no API server");
+        String::from_utf8(built.stdout).unwrap().trim().into()
+    })
+}
