@@ -8,7 +8,6 @@ pub mod view;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Request, State};
@@ -25,6 +24,7 @@ use crate::document::Problem;
 use crate::extproc::Shared;
 use crate::feed::kv_events::EventFeed;
 use crate::feed::scrape::Scraper;
+use crate::readiness::Readiness;
 use crate::resources::lower::Dumped;
 
 /// What the pages show.
@@ -41,7 +41,7 @@ pub struct Admin {
     /// What engines announce of their KV caches.
     pub events: EventFeed,
     /// Whether new requests are wanted.
-    pub ready: AtomicBool,
+    pub readiness: Arc<Readiness>,
     /// Resources as written, and what is wrong with them and with the scheduler configuration.
     pub documents: RwLock<Documents>,
     /// Whether everybody may read the debug pages.
@@ -119,11 +119,11 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
 }
 
 async fn ready(State(admin): State<Arc<Admin>>) -> Response {
-    if admin.ready.load(Ordering::Acquire) {
-        "ready\n".into_response()
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or draining\n").into_response()
+    let reasons = admin.readiness.reasons();
+    if reasons.is_empty() {
+        return "ready\n".into_response();
     }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("not ready\n{}\n", reasons.join("\n"))).into_response()
 }
 
 fn error(status: StatusCode, message: &str) -> Response {

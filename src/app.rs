@@ -1,12 +1,13 @@
 //! Wires everything: the one place where parts are built and handed to each other.
 
+mod certificates;
 mod drain;
 mod feeds;
+mod health;
 mod servers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use parking_lot::RwLock;
@@ -28,7 +29,7 @@ use crate::schedule::plugin::Kind;
 use crate::settle::Ledger;
 use crate::snapshot::Store;
 use crate::state::ObjectName;
-use crate::trust::Trust;
+use crate::{readiness, tls};
 
 pub use servers::{Ports, server_builder};
 
@@ -51,7 +52,6 @@ pub struct App {
     /// What its pages show, for tests that look inside.
     pub admin: Arc<Admin>,
     args: ServeArgs,
-    health: tonic_health::server::HealthReporter,
     /// Cancelled when the listeners must close.
     closing: CancellationToken,
     /// Cancelled when everything must stop.
@@ -63,6 +63,7 @@ pub struct App {
 impl App {
     /// Binds, loads resources and configuration, and serves. Plugins of your own go into `extra_plugins`.
     pub async fn start(args: ServeArgs, extra_plugins: &'static [&'static Kind]) -> Result<Self> {
+        tls::install_provider();
         let ports = Ports::bind(&args).await?;
         let bound = ports.bound()?;
         let metrics = Arc::new(Metrics::default());
@@ -71,6 +72,10 @@ impl App {
         let replica = format!("{:08x}", rand::random::<u32>());
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
+        let closing = CancellationToken::new();
+        // A start that fails half-way leaves nothing behind.
+        let (stopping, closed) = (stop.clone().drop_guard(), closing.clone().drop_guard());
+        let tls = certificates::start(&args, &metrics, &stop, &tasks)?;
 
         let feeds::FirstConfig { pipeline, tokenizers, problems: config_problems } =
             feeds::first_config(&args, extra_plugins)?;
@@ -101,9 +106,9 @@ impl App {
             },
             ledger: Arc::clone(&ledger),
             metrics: Arc::clone(&metrics),
-            budget: Arc::new(Budget::new(Arc::clone(&metrics), args.max_buffered_bytes)),
-            body_idle_timeout: args.body_idle_timeout,
-            decision_timeout: args.decision_timeout,
+            budget: Arc::new(Budget::new(Arc::clone(&metrics), args.limits.max_buffered_bytes)),
+            body_idle_timeout: args.limits.body_idle_timeout,
+            decision_timeout: args.limits.decision_timeout,
             drain_over: CancellationToken::new(),
         });
         let admin = Arc::new(Admin {
@@ -122,19 +127,18 @@ impl App {
             events,
             shared: Arc::clone(&shared),
             ring,
-            ready: AtomicBool::new(false),
+            readiness: Arc::default(),
             documents: RwLock::new(Documents { config_problems, ..Documents::default() }),
             debug_for_all: args.debug_access == DebugAccess::Any,
         });
 
-        feeds::start(&args, extra_plugins, &admin, &stop, &tasks)?;
         tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
-        let closing = CancellationToken::new();
-        let trust = Trust::new(args.trusted_clients.clone());
-        let (health, grpc) = ports.serve(&admin, trust, &closing, &stop, &tasks).await;
-        admin.ready.store(true, Ordering::Release);
-        drain::set_serving(&health, true).await;
-        Ok(Self { bound, admin, args, health, closing, stop, grpc, tasks })
+        // Probes are answered while the first configuration is still being read.
+        let grpc = ports.serve(&args, &admin, tls, &closing, &stop, &tasks);
+        feeds::start(&args, extra_plugins, &admin, &stop, &tasks)?;
+        admin.readiness.release(readiness::START);
+        let (stop, closing) = (stopping.disarm(), closed.disarm());
+        Ok(Self { bound, admin, args, closing, stop, grpc, tasks })
     }
 }
 
@@ -147,9 +151,9 @@ pub fn object_name(text: &str) -> Result<ObjectName> {
 
 fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
     Ok(Settings {
-        max_body: args.max_body_bytes,
+        max_body: args.limits.max_body_bytes,
         default_pool: args.default_pool.as_deref().map(object_name).transpose()?,
-        trust_hints: args.trust_hints,
+        trust_hints: args.obeys_hints(),
         usage_injection: args.usage_injection,
         decision_detail: args.decision_detail,
         session_key: Arc::new(feeds::session_key(args)?),

@@ -6,14 +6,18 @@ mod secret;
 mod serve;
 mod units;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
 pub use engine::EngineArgs;
 pub use relay::{EventEngine, RelayArgs};
 pub use secret::Secret;
-pub use serve::{DebugAccess, LogFormat, ServeArgs};
+pub use serve::{
+    AcceptedArgs, DebugAccess, KubernetesArgs, LimitArgs, LogArgs, LogFormat, PortArgs, Selector, ServeArgs,
+    TargetPorts, TlsArgs, TlsVersion, ZapLevel,
+};
 
 /// Picks, for every LLM request that passes through Envoy, the inference endpoint that should serve it.
 #[derive(Debug, Parser)]
@@ -22,6 +26,37 @@ pub struct Args {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Args {
+    /// Reads a command line, its first member the program. Long flags may have one dash, as Go's have in older charts.
+    pub fn read(line: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let command = Self::command();
+        let names: Vec<String> =
+            command.get_subcommands().flat_map(clap::Command::get_arguments).flat_map(long_names).collect();
+        Self::try_parse_from(line.into_iter().map(|word| with_two_dashes(word, &names)))
+    }
+}
+
+fn long_names(flag: &clap::Arg) -> Vec<String> {
+    flag.get_long_and_visible_aliases()
+        .into_iter()
+        .flatten()
+        .chain(flag.get_all_aliases().into_iter().flatten())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// `-grpc-port=1` as `--grpc-port=1`, if that is a flag; anything else as it is.
+fn with_two_dashes(word: OsString, names: &[String]) -> OsString {
+    let name = word.to_str().and_then(|word| word.strip_prefix('-')?.split('=').next());
+    // One letter is a short flag.
+    if name.is_some_and(|name| name.len() > 1 && names.iter().any(|known| known == name)) {
+        let mut longer = OsString::from("-");
+        longer.push(word);
+        return longer;
+    }
+    word
 }
 
 /// The commands.
@@ -101,7 +136,13 @@ pub struct ExplainArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use rstest::rstest;
+
+    fn serve(flags: &str) -> Result<Box<ServeArgs>, clap::Error> {
+        let line = ["pilotfish", "serve"].into_iter().chain(flags.split_whitespace()).map(OsString::from);
+        let Command::Serve(args) = Args::read(line)?.command else { panic!("not serve") };
+        Ok(args)
+    }
 
     #[test]
     fn the_command_line_is_consistent_and_every_flag_is_explained() {
@@ -141,8 +182,74 @@ mod tests {
             "10.0.0.0/8,fd00::/8",
         ]);
         let Command::Serve(serve) = parsed.unwrap().command else { panic!("not serve") };
-        assert_eq!((serve.metrics_port, serve.max_body_bytes), (0, 1 << 20));
+        assert_eq!((serve.ports.metrics_port, serve.limits.max_body_bytes), (0, 1 << 20));
         assert_eq!(serve.scrape_interval.as_millis(), 1_500);
         assert_eq!(serve.trusted_clients.len(), 2);
+    }
+
+    /// Every flag of llm-d's picker and of the reference picker; those named have no effect.
+    #[rstest]
+    #[case("--pool-name p --pool-namespace n --pool-group inference.networking.k8s.io", &[])]
+    #[case("--grpc-port 9002 --grpc-health-port 9003 --metrics-port 9090", &[])]
+    #[case("--endpoint-selector app=vllm,env=prod --endpoint-target-ports 8000,8001", &[])]
+    #[case("--secure-serving", &[])]
+    #[case("--secure-serving=false", &[])]
+    #[case("--secure-serving=true --cert-path /certs --enable-cert-reload", &[])]
+    #[case("--secure-serving=false --cert-path /certs", &["--cert-path"])]
+    #[case("--tls-min-version VersionTLS13 --tls-cipher-suites TLS_AES_128_GCM_SHA256,TLS_CHACHA20_POLY1305_SHA256", &[])]
+    #[case("--health-checking --tracing=false --metrics-endpoint-auth=false --enable-pprof=0", &[])]
+    #[case("--health-checking=false", &["--health-checking"])]
+    #[case("--tracing --enable-pprof --metrics-endpoint-auth", &["--tracing", "--enable-pprof", "--metrics-endpoint-auth"])]
+    #[case("--ha-enable-leader-election=False", &[])]
+    #[case("--ha-enable-leader-election=true", &["--ha-enable-leader-election"])]
+    #[case("--v 4 --zap-encoder json --zap-log-level info", &[])]
+    #[case("-v 4", &[])]
+    #[case("--zap-devel=false --zap-time-encoding rfc3339", &[])]
+    #[case("--zap-devel --zap-stacktrace-level error --zap-time-encoding epoch", &["--zap-devel", "--zap-stacktrace-level", "--zap-time-encoding"])]
+    #[case("--refresh-metrics-interval 50ms --metrics-staleness-threshold 2s --drain-timeout 30s", &[])]
+    #[case("--refresh-prometheus-metrics-interval 5s", &["--refresh-prometheus-metrics-interval"])]
+    #[case("--metrics-cert-dir /certs --metrics-client-ca-file /ca", &["--metrics-cert-dir", "--metrics-client-ca-file"])]
+    #[case("--grpc-max-recv-msg-size 16777216 --grpc-max-send-msg-size=16777216", &[])]
+    #[case("--disable-endpoint-subset-filter --emit-endpoint-scores --allow-experimental-plugins", &[])]
+    #[case("--enable-grpc-stream-metrics --config-file f", &[])]
+    #[case("--config-text x --kubeconfig f --namespaces a,b --client-ca-file f", &[])]
+    #[case("-pool-name p -tracing=false -config-file=f -grpc-port 1", &[])]
+    fn llm_ds_flags_act_or_are_named(#[case] flags: &str, #[case] without_effect: &[&str]) {
+        let args = serve(flags).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(args.without_effect().collect::<Vec<_>>(), without_effect);
+        assert_eq!(args.contradiction(), None);
+    }
+
+    #[rstest]
+    #[case("--pool-nam p", "--pool-name")]
+    #[case("--secure-servng=false", "--secure-serving")]
+    #[case("--refresh-metric-interval 50ms", "--refresh-metrics-interval")]
+    #[case("--enable-cert-reloads", "--enable-cert-reload")]
+    #[case("--zap-encodr json", "--zap-encoder")]
+    #[case("--endpoint-target-port 1", "--endpoint-target-ports")]
+    #[case("-pool-nam p", "-p")]
+    fn a_misspelt_flag_exits_2_and_names_the_nearest(#[case] flags: &str, #[case] nearest: &str) {
+        let error = serve(flags).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains(nearest), "{error}");
+    }
+
+    #[rstest]
+    #[case("--resources r", false, false)]
+    #[case("--pool-name p", true, true)]
+    #[case("--pool-name p --secure-serving=false --trust-hints=false", false, false)]
+    #[case("--endpoint-selector a=b --endpoint-target-ports 1", true, false)]
+    #[case("--resources r --secure-serving --trust-hints", true, true)]
+    #[case("--resources r --cert-path /certs", true, false)]
+    #[case("--resources r --client-ca-file /ca", true, false)]
+    fn tls_and_trust_by_default(#[case] flags: &str, #[case] secure: bool, #[case] trusts: bool) {
+        let args = serve(flags).unwrap();
+        assert_eq!((args.secure(), args.obeys_hints()), (secure, trusts));
+    }
+
+    #[test]
+    fn client_certificates_need_tls() {
+        let args = serve("--client-ca-file /ca --secure-serving=false").unwrap();
+        assert!(args.contradiction().is_some_and(|why| why.contains("--secure-serving")));
     }
 }

@@ -15,14 +15,14 @@ use crate::engine::{Engine, EngineConfig};
 use crate::feed::redis::Address;
 use crate::feed::relay::{Relay, RelayConfig};
 use crate::schedule::plugin::Kind;
-use crate::telemetry;
-use crate::{check, config};
+use crate::{check, config, telemetry, tls};
 
 /// Wrong use: what clap exits with, too.
 const USAGE: u8 = 2;
 
 /// Runs one command with plugins beside the built-in ones.
 pub fn run(args: Args, extra_plugins: &'static [&'static Kind]) -> ExitCode {
+    tls::install_provider();
     let done = match args.command {
         Command::Serve(args) => return serve(*args, extra_plugins),
         Command::Check(args) => return check(&args, extra_plugins),
@@ -83,7 +83,10 @@ fn serve(args: ServeArgs, extra_plugins: &'static [&'static Kind]) -> ExitCode {
         );
         return fail(&why, USAGE);
     }
-    let served = telemetry::init(args.log_format, &args.log_level).and_then(|()| {
+    if let Some(why) = args.contradiction() {
+        return fail(&anyhow::anyhow!(why), USAGE);
+    }
+    let served = telemetry::init(args.log.format(), args.log.filter()).and_then(|()| {
         runtime()?.block_on(async {
             for flag in args.without_effect() {
                 tracing::warn!(flag, "this flag has no effect in this version");

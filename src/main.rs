@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use pilotfish::args::Args;
 use pilotfish::command;
 
@@ -10,5 +9,8 @@ use pilotfish::command;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    command::run(Args::parse(), &[])
+    match Args::read(std::env::args_os()) {
+        Ok(args) => command::run(args, &[]),
+        Err(error) => error.exit(),
+    }
 }

@@ -1,4 +1,6 @@
-//! The plugin manual and its JSON schema, written from the plugins' own schemas.
+//! The manuals of plugins and flags, written from what plugins and the command line say of themselves.
+
+mod flags;
 
 use std::fmt::Write;
 
@@ -42,10 +44,14 @@ from. Other types of llm-d and Kthena that are not below are errors, or skipped 
 ";
 
 /// The generated files: path from the root of the repository, and text.
-pub fn documents() -> [(&'static str, String); 2] {
+pub fn documents() -> [(&'static str, String); 3] {
     let mut schema = format!("{:#}", schema(PLUGINS));
     schema.push('\n');
-    [("docs/plugins.md", markdown(PLUGINS)), ("docs/schema/plugins.json", schema)]
+    [
+        ("docs/plugins.md", markdown(PLUGINS)),
+        ("docs/schema/plugins.json", schema),
+        ("docs/flags.md", flags::markdown()),
+    ]
 }
 
 /// The manual of these plugins.
@@ -190,7 +196,7 @@ mod tests {
     fn the_committed_files_are_up_to_date() {
         for (path, text) in documents() {
             let committed = std::fs::read_to_string(path).unwrap_or_default();
-            assert!(committed == text, "{path} differs from the plugins: run `{COMMAND}` and commit it");
+            assert!(committed == text, "{path} is out of date: run `{COMMAND}` and commit it");
         }
     }
 

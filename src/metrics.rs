@@ -130,11 +130,13 @@ pub enum Degraded {
     KvEvents,
     /// The shared block index does not answer: nothing is known by it.
     Redis,
+    /// The certificate or the CA on disk is invalid; the last good one serves.
+    Certificate,
 }
 
 impl Degraded {
     /// Every source.
-    pub const ALL: [Degraded; 8] = [
+    pub const ALL: [Degraded; 9] = [
         Degraded::Resources,
         Degraded::Config,
         Degraded::StreamEnd,
@@ -143,6 +145,7 @@ impl Degraded {
         Degraded::Tokenizer,
         Degraded::KvEvents,
         Degraded::Redis,
+        Degraded::Certificate,
     ];
 
     /// The label value.
@@ -156,6 +159,7 @@ impl Degraded {
             Degraded::Tokenizer => "tokenizer",
             Degraded::KvEvents => "kv_events",
             Degraded::Redis => "redis",
+            Degraded::Certificate => "certificate",
         }
     }
 }
@@ -214,6 +218,8 @@ pub struct Metrics {
     pub access_log_foreign: AtomicU64,
     /// Calls refused because the caller is not trusted.
     pub untrusted_calls: AtomicU64,
+    /// TLS handshakes of the gRPC port that failed.
+    pub failed_handshakes: AtomicU64,
     degraded: [AtomicU64; Degraded::ALL.len()],
 }
 
@@ -230,6 +236,7 @@ impl Default for Metrics {
             access_log_joined: AtomicU64::default(),
             access_log_foreign: AtomicU64::default(),
             untrusted_calls: AtomicU64::default(),
+            failed_handshakes: AtomicU64::default(),
             degraded: Default::default(),
         }
     }

@@ -1,4 +1,4 @@
-//! Which callers may tell us how requests ended: only loopback, unless the operator lists more.
+//! Which callers may tell us how requests ended: only loopback and holders of certificates, unless the operator lists more.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -44,6 +44,15 @@ impl FromStr for Block {
     }
 }
 
+/// Who calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// Where from, if the connection has an address.
+    pub address: Option<SocketAddr>,
+    /// Whether it has shown a certificate of a CA that vouches for clients.
+    pub certified: bool,
+}
+
 /// Callers that are trusted.
 #[derive(Clone, Debug, Default)]
 pub struct Trust {
@@ -56,12 +65,13 @@ impl Trust {
         Self { blocks: blocks.into() }
     }
 
-    /// Whether a caller is trusted; one without an address (a Unix socket) is on this machine.
-    pub fn admits(&self, caller: Option<SocketAddr>) -> bool {
-        caller.is_none_or(|caller| {
-            let ip = caller.ip().to_canonical();
-            ip.is_loopback() || self.blocks.iter().any(|block| block.holds(ip))
-        })
+    /// Whether a caller is trusted: by its certificate, or by its address.
+    pub fn admits(&self, caller: &Caller) -> bool {
+        caller.certified
+            || caller.address.is_some_and(|address| {
+                let ip = address.ip().to_canonical();
+                ip.is_loopback() || self.blocks.iter().any(|block| block.holds(ip))
+            })
     }
 }
 
@@ -92,10 +102,13 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_always_admitted_and_strangers_never() {
+    fn loopback_and_the_certified_are_admitted_and_strangers_never() {
         let trust = Trust::default();
-        assert!(trust.admits(Some("127.0.0.1:1".parse().unwrap())));
-        assert!(trust.admits(Some("[::1]:1".parse().unwrap())));
-        assert!(!trust.admits(Some("10.0.0.1:1".parse().unwrap())));
+        let from = |address: &str| Caller { address: Some(address.parse().unwrap()), certified: false };
+        assert!(trust.admits(&from("127.0.0.1:1")));
+        assert!(trust.admits(&from("[::1]:1")));
+        assert!(!trust.admits(&from("10.0.0.1:1")));
+        assert!(!trust.admits(&Caller::default()), "nothing is known of it");
+        assert!(trust.admits(&Caller { certified: true, ..from("10.0.0.1:1") }));
     }
 }

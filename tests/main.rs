@@ -14,6 +14,8 @@ mod kit {
     pub mod eventually;
     /// Envoy's side of an ext_proc stream.
     pub mod extproc;
+    /// A client of gRPC health.
+    pub mod health;
     /// A client of Envoy.
     pub mod http;
     /// A real API server.
@@ -32,6 +34,8 @@ mod kit {
     pub mod replies;
     /// Resources as YAML.
     pub mod resources;
+    /// Certificates, and clients that go by them.
+    pub mod tls;
 }
 
 /// One test for every case of `tests/data/cases`.
@@ -62,6 +66,13 @@ mod extproc {
     mod sessions;
 }
 
+/// How the ports serve: flags, TLS, health, and what gateways' conformance tests ask.
+mod serving {
+    mod flags;
+    mod health;
+    mod tls;
+}
+
 /// Whole set-ups: clients, a real Envoy with the shipped configurations, the picker, simulated engines.
 mod envoy {
     mod bodies;
@@ -74,6 +85,7 @@ mod envoy {
     mod rungs;
     mod sessions;
     mod streaming;
+    mod tls;
 }
 
 /// A real API server: our definitions, and what watches deliver.

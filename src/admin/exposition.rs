@@ -341,7 +341,10 @@ fn process(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics) -> fmt::Resul
     family.counter([("joined", "foreign")], get(&metrics.access_log_foreign))?;
     let help = "Calls of the access-log service refused because the caller is not trusted";
     let mut family = Family::new(encoder, "untrusted_calls", help, MetricType::Counter)?;
-    family.counter([], get(&metrics.untrusted_calls))
+    family.counter([], get(&metrics.untrusted_calls))?;
+    let help = "TLS handshakes of the gRPC port that failed";
+    let mut family = Family::new(encoder, "tls_handshakes_failed", help, MetricType::Counter)?;
+    family.counter([], get(&metrics.failed_handshakes))
 }
 
 fn members(snapshot: &Snapshot) -> impl Iterator<Item = (&Pool, &crate::state::Member)> {

@@ -4,38 +4,26 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
 
 use super::App;
+use crate::args::LimitArgs;
 use crate::metrics::Metrics;
+use crate::readiness;
 
-/// Health services whose answer follows readiness. The unnamed one and ext_proc's are what Envoy asks for.
-const READINESS: [&str; 4] =
-    ["", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor"];
 /// How long the refusals of requests still held may take to go out.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Says to everybody who asks whether new requests are wanted. `liveness` is always served.
-pub async fn set_serving(health: &HealthReporter, serving: bool) {
-    let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for name in READINESS {
-        health.set_service_status(name, status).await;
-    }
-    health.set_service_status("liveness", ServingStatus::Serving).await;
-}
 
 impl App {
     /// Drains and stops: health says no at once, new streams are served during the grace, then the listener closes and
     /// running streams end by themselves within the drain timeout. What is still held then is refused.
     pub async fn drain(self) {
-        tracing::info!(grace = ?self.args.drain_grace, timeout = ?self.args.drain_timeout, "draining");
-        self.admin.ready.store(false, Ordering::Release);
-        set_serving(&self.health, false).await;
-        sleep(self.args.drain_grace).await;
+        let LimitArgs { drain_grace, drain_timeout, .. } = self.args.limits;
+        tracing::info!(grace = ?drain_grace, timeout = ?drain_timeout, "draining");
+        self.admin.readiness.hold(readiness::DRAIN, "the process was asked to end");
+        sleep(drain_grace).await;
         self.closing.cancel();
         let mut grpc = self.grpc;
-        if timeout(self.args.drain_timeout, &mut grpc).await.is_err() {
+        if timeout(drain_timeout, &mut grpc).await.is_err() {
             let streams = self.admin.shared.metrics.streams.load(Ordering::Relaxed);
             tracing::warn!(
                 streams,

@@ -10,14 +10,15 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use tonic_health::server::HealthReporter;
+use tonic_health::pb::health_server::HealthServer;
 
 use super::Bound;
+use super::health::HealthService;
 use crate::admin::{self, Admin};
 use crate::args::ServeArgs;
 use crate::extproc::ExtProc;
 use crate::extproc::access_log::AccessLog;
+use crate::tls::{Tls, incoming};
 use crate::trust::Trust;
 
 /// Room for what a message holds beside the body: headers, attributes, metadata.
@@ -42,9 +43,9 @@ impl Ports {
     /// Binds all three.
     pub async fn bind(args: &ServeArgs) -> Result<Self> {
         Ok(Self {
-            grpc: bind(args.host(), args.grpc_port, "--grpc-port").await?,
-            health: bind(args.host(), args.grpc_health_port, "--grpc-health-port").await?,
-            admin: bind(args.admin_host(), args.metrics_port, "--metrics-port").await?,
+            grpc: bind(args.host(), args.ports.grpc_port, "--grpc-port").await?,
+            health: bind(args.host(), args.ports.grpc_health_port, "--grpc-health-port").await?,
+            admin: bind(args.admin_host(), args.ports.metrics_port, "--metrics-port").await?,
         })
     }
 
@@ -58,40 +59,45 @@ impl Ports {
     }
 
     /// Serves all three. The gRPC port closes gracefully on `closing`, the others live until `stop`.
-    pub async fn serve(
+    pub fn serve(
         self,
+        args: &ServeArgs,
         admin: &Arc<Admin>,
-        trust: Trust,
+        tls: Option<Arc<Tls>>,
         closing: &CancellationToken,
         stop: &CancellationToken,
         tasks: &TaskTracker,
-    ) -> (HealthReporter, tokio::task::JoinHandle<Result<(), tonic::transport::Error>>) {
-        let (reporter, health) = tonic_health::server::health_reporter();
+    ) -> tokio::task::JoinHandle<Result<(), tonic::transport::Error>> {
         let shared = &admin.shared;
+        let health = |until: &CancellationToken| {
+            HealthServer::new(HealthService::new(Arc::clone(&admin.readiness), until.clone()))
+        };
         let most = shared.decider.settings.max_body + MESSAGE_OVERHEAD;
         let ext_proc = ExternalProcessorServer::new(ExtProc::new(Arc::clone(shared)))
-            .max_decoding_message_size(most)
-            .max_encoding_message_size(most);
+            .max_decoding_message_size(args.limits.grpc_max_recv_msg_size.unwrap_or(most))
+            .max_encoding_message_size(args.limits.grpc_max_send_msg_size.unwrap_or(most));
         let access_log = AccessLogServiceServer::new(AccessLog::new(
             Arc::clone(&shared.ledger),
             Arc::clone(&shared.metrics),
-            trust,
+            Trust::new(args.trusted_clients.clone()),
         ));
-        let grpc = server_builder().add_service(ext_proc).add_service(access_log).add_service(health.clone());
+        let grpc =
+            server_builder().add_service(ext_proc).add_service(access_log).add_service(health(closing));
+        let connections = incoming(self.grpc, tls, Arc::clone(&shared.metrics));
         let closed = closing.clone().cancelled_owned();
-        let grpc = tasks.spawn(grpc.serve_with_incoming_shutdown(incoming(self.grpc), closed));
+        let grpc = tasks.spawn(grpc.serve_with_incoming_shutdown(connections, closed));
 
-        let health_only = server_builder().add_service(health);
-        tasks.spawn(
-            health_only.serve_with_incoming_shutdown(incoming(self.health), stop.clone().cancelled_owned()),
-        );
+        let health_only = server_builder().add_service(health(stop));
+        let connections = incoming(self.health, None, Arc::clone(&shared.metrics));
+        let stopped = stop.clone().cancelled_owned();
+        tasks.spawn(health_only.serve_with_incoming_shutdown(connections, stopped));
 
         let pages = admin::router(Arc::clone(admin)).into_make_service_with_connect_info::<SocketAddr>();
         let (listener, stop) = (self.admin, stop.clone());
         tasks.spawn(async move {
             axum::serve(listener, pages).with_graceful_shutdown(stop.cancelled_owned()).await
         });
-        (reporter, grpc)
+        grpc
     }
 }
 
@@ -102,10 +108,6 @@ pub fn server_builder() -> Server {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(MOST_STREAMS)
         .tcp_nodelay(true)
-}
-
-fn incoming(listener: TcpListener) -> TcpIncoming {
-    TcpIncoming::from(listener).with_nodelay(Some(true))
 }
 
 async fn bind(host: IpAddr, port: u16, flag: &str) -> Result<TcpListener> {

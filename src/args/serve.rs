@@ -1,24 +1,29 @@
 //! Flags of `serve`.
 
+mod accepted;
+mod kubernetes;
+mod limits;
+mod log;
+mod ports;
+mod tls;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Parser, ValueEnum};
+
+pub use accepted::AcceptedArgs;
+pub use kubernetes::{KubernetesArgs, Selector, TargetPorts};
+pub use limits::LimitArgs;
+pub use log::{LogArgs, LogFormat, ZapLevel};
+pub use ports::PortArgs;
+pub use tls::{TlsArgs, TlsVersion};
 
 use super::{Secret, units};
 use crate::decide::UsageInjection;
 use crate::trust::Block;
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// One JSON object a line.
-    Json,
-    /// For people.
-    #[default]
-    Text,
-}
 
 /// Who may read the debug pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -49,55 +54,26 @@ pub struct ServeArgs {
     #[arg(long, value_name = "YAML", env = "PILOTFISH_CONFIG_TEXT")]
     pub config_text: Option<String>,
 
-    /// Address of the gRPC and health ports; 127.0.0.1 with --resources, else all addresses.
-    #[arg(long, value_name = "IP", env = "PILOTFISH_LISTEN")]
-    pub listen: Option<IpAddr>,
-    /// Address of the admin port; same default.
-    #[arg(long, value_name = "IP", env = "PILOTFISH_ADMIN_LISTEN")]
-    pub admin_listen: Option<IpAddr>,
-    /// Port of ext_proc, access log and health; 0 picks a free one.
-    #[arg(long, default_value_t = 9002, env = "PILOTFISH_GRPC_PORT")]
-    pub grpc_port: u16,
-    /// Port of gRPC health alone; 0 picks a free one.
-    #[arg(long, default_value_t = 9003, env = "PILOTFISH_GRPC_HEALTH_PORT")]
-    pub grpc_health_port: u16,
-    /// Port of metrics, debug pages, /healthz and /readyz; 0 picks a free one.
-    #[arg(long, alias = "admin-port", default_value_t = 9090, env = "PILOTFISH_METRICS_PORT")]
-    pub metrics_port: u16,
-
-    /// Largest request body, as sent and decoded; larger ones are answered 413.
-    #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = units::bytes, env = "PILOTFISH_MAX_BODY_BYTES")]
-    pub max_body_bytes: usize,
-    /// Request bytes held by all streams together; beyond it new bodies are answered 503.
-    #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes, env = "PILOTFISH_MAX_BUFFERED_BYTES")]
-    pub max_buffered_bytes: usize,
-    /// Longest pause between body pieces, where Envoy streams them to us; then 408.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = units::interval, env = "PILOTFISH_BODY_IDLE_TIMEOUT")]
-    pub body_idle_timeout: Duration,
-    /// Longest decision, without time queued or in a prefill leg; then 503.
-    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = units::interval, env = "PILOTFISH_DECISION_TIMEOUT")]
-    pub decision_timeout: Duration,
-
     /// Pause between scrapes of an engine.
-    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = units::interval, env = "PILOTFISH_SCRAPE_INTERVAL")]
+    #[arg(long, alias = "refresh-metrics-interval", value_name = "TIME", default_value = "200ms", value_parser = units::interval, env = "PILOTFISH_SCRAPE_INTERVAL")]
     pub scrape_interval: Duration,
     /// Age from which a signal is unknown; at least three scrape intervals make sense.
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::interval, env = "PILOTFISH_STALENESS")]
+    #[arg(long, alias = "metrics-staleness-threshold", value_name = "TIME", default_value = "2s", value_parser = units::interval, env = "PILOTFISH_STALENESS")]
     pub staleness: Duration,
-
-    /// After SIGTERM: how long new streams are still served while health says NOT_SERVING.
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::duration, env = "PILOTFISH_DRAIN_GRACE")]
-    pub drain_grace: Duration,
-    /// After SIGTERM: how long running streams may take to end.
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::duration, env = "PILOTFISH_DRAIN_TIMEOUT")]
-    pub drain_timeout: Duration,
 
     /// The pool of requests that no ModelRoute claims.
     #[arg(long, value_name = "NS/NAME", env = "PILOTFISH_DEFAULT_POOL")]
     pub default_pool: Option<String>,
     /// Obey the headers for model rewrite, objective and fairness id; only behind a gateway that strips clients' copies.
-    #[arg(long, env = "PILOTFISH_TRUST_HINTS")]
-    pub trust_hints: bool,
+    /// On by default with --pool-name.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), action = ArgAction::Set, env = "PILOTFISH_TRUST_HINTS")]
+    pub trust_hints: Option<bool>,
+    /// Do not keep to the candidates that the gateway names in `envoy.lb.subset_hint`.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = BoolishValueParser::new(), action = ArgAction::Set, env = "PILOTFISH_DISABLE_ENDPOINT_SUBSET_FILTER")]
+    pub disable_endpoint_subset_filter: bool,
+    /// Tell Envoy the score of every candidate, in `envoy.lb` metadata `x-gateway-destination-endpoint-scores`.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = BoolishValueParser::new(), action = ArgAction::Set, env = "PILOTFISH_EMIT_ENDPOINT_SCORES")]
+    pub emit_endpoint_scores: bool,
     /// Address blocks beside loopback that may call the access-log service.
     #[arg(long, value_name = "CIDR,...", value_delimiter = ',', env = "PILOTFISH_TRUSTED_CLIENTS")]
     pub trusted_clients: Vec<Block>,
@@ -124,49 +100,81 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = units::interval, env = "PILOTFISH_TOKENIZE_MOST_WAIT")]
     pub tokenize_most_wait: Duration,
     /// Start although the configuration names plugin types that this version lacks; they are left out.
-    #[arg(long, env = "PILOTFISH_ALLOW_UNSUPPORTED")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = BoolishValueParser::new(), action = ArgAction::Set, env = "PILOTFISH_ALLOW_UNSUPPORTED")]
     pub allow_unsupported: bool,
 
-    /// How log lines look.
-    #[arg(long, value_enum, default_value_t, env = "PILOTFISH_LOG_FORMAT")]
-    pub log_format: LogFormat,
-    /// What is logged: error, warn, info, debug, trace, or directives such as info,pilotfish::access=off.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "PILOTFISH_LOG_LEVEL")]
-    pub log_level: String,
-
-    /// Has no effect in this version.
-    #[arg(long, value_name = "ADDRESS,...", env = "PILOTFISH_PEERS")]
-    pub peers: Option<String>,
     /// Redis with the block index that `kvcache-aware` reads: redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// with
     /// TLS, unix:///PATH, redis+cluster://HOST:PORT,HOST:PORT or redis+sentinel://HOST:PORT,HOST:PORT/MASTER[/DATABASE], the
     /// last two with TLS as rediss+cluster and rediss+sentinel.
     #[arg(long, value_name = "URL", env = "PILOTFISH_REDIS_URL", hide_env_values = true)]
     pub redis_url: Option<Secret>,
-    /// Has no effect in this version.
-    #[arg(long, env = "PILOTFISH_CONFORMANCE")]
+    /// Let clients choose endpoints, as the conformance tests of gateways do: the request header
+    /// `test-epp-endpoint-selection` restricts candidates before any other restriction, and the response header
+    /// `x-conformance-test-served-endpoint` says who served.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", value_parser = BoolishValueParser::new(), action = ArgAction::Set, env = "PILOTFISH_CONFORMANCE")]
     pub conformance: bool,
+
+    // Groups come last: clap puts what follows one under its heading.
+    /// Where the ports listen.
+    #[command(flatten)]
+    pub ports: PortArgs,
+    /// What is read from a cluster.
+    #[command(flatten)]
+    pub kubernetes: KubernetesArgs,
+    /// How the gRPC port is secured.
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// Sizes and times.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Flags without effect.
+    #[command(flatten)]
+    pub accepted: AcceptedArgs,
 }
 
 impl ServeArgs {
     /// Where gRPC and health listen.
     pub fn host(&self) -> IpAddr {
-        self.listen.unwrap_or_else(|| self.default_host())
+        self.ports.listen.unwrap_or_else(|| self.default_host())
     }
 
     /// Where the admin port listens.
     pub fn admin_host(&self) -> IpAddr {
-        self.admin_listen.unwrap_or_else(|| self.default_host())
+        self.ports.admin_listen.unwrap_or_else(|| self.default_host())
     }
 
     fn default_host(&self) -> IpAddr {
         if self.resources.is_some() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::UNSPECIFIED.into() }
     }
 
-    /// Flags given that do nothing yet.
+    /// Whether gRPC is served with TLS.
+    pub fn secure(&self) -> bool {
+        self.tls.secure_serving.unwrap_or(
+            self.kubernetes.pool_name.is_some()
+                || self.kubernetes.endpoint_selector.is_some()
+                || self.tls.cert_path.is_some()
+                || self.tls.client_ca_file.is_some(),
+        )
+    }
+
+    /// Whether the privileged hints are obeyed.
+    pub fn obeys_hints(&self) -> bool {
+        self.trust_hints.unwrap_or(self.kubernetes.pool_name.is_some())
+    }
+
+    /// What flags ask for that cannot be had together.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        (!self.secure() && self.tls.client_ca_file.is_some()).then_some(
+            "--client-ca-file admits clients by their certificates, which needs TLS: leave out --secure-serving=false",
+        )
+    }
+
+    /// Flags given that do nothing.
     pub fn without_effect(&self) -> impl Iterator<Item = &'static str> {
-        [("--peers", self.peers.is_some()), ("--conformance", self.conformance)]
-            .into_iter()
-            .filter(|(_, given)| *given)
-            .map(|(flag, _)| flag)
+        let unused = !self.secure() && self.tls.cert_path.is_some();
+        self.accepted.without_effect().chain(unused.then_some("--cert-path"))
     }
 }

@@ -21,7 +21,7 @@ use super::reply::DECISION;
 use crate::metrics::Metrics;
 use crate::settle::{AccessLogFacts, Ledger};
 use crate::state::pool::BrokenCause;
-use crate::trust::Trust;
+use crate::trust::{Caller, Trust};
 
 /// The custom tag of the shipped Envoy files: request sent to first response body byte, milliseconds.
 const TTFT_TAG: &str = "ttft_ms";
@@ -47,9 +47,10 @@ impl AccessLogService for AccessLog {
         &self,
         request: Request<Streaming<StreamAccessLogsMessage>>,
     ) -> Result<Response<StreamAccessLogsResponse>, Status> {
-        if !self.trust.admits(request.remote_addr()) {
+        if !request.extensions().get::<Caller>().is_some_and(|caller| self.trust.admits(caller)) {
             self.metrics.untrusted_calls.fetch_add(1, Ordering::Relaxed);
-            return Err(Status::permission_denied("list the caller in --trusted-clients"));
+            let why = "list the caller in --trusted-clients, or give it a certificate of --client-ca-file";
+            return Err(Status::permission_denied(why));
         }
         let mut messages = request.into_inner();
         while let Some(message) = messages.message().await? {

@@ -53,9 +53,19 @@ pub struct Gateway {
 impl Gateway {
     /// Starts it over these pickers and engines, and waits until it serves and finds every picker healthy.
     pub async fn start(setup: Setup, pickers: &[SocketAddr], engines: &[SocketAddr]) -> Self {
+        Self::adjusted(setup, pickers, engines, |text| text).await
+    }
+
+    /// The same with a configuration changed by `adjust`.
+    pub async fn adjusted(
+        setup: Setup,
+        pickers: &[SocketAddr],
+        engines: &[SocketAddr],
+        adjust: impl FnOnce(String) -> String,
+    ) -> Self {
         let dir = TempDir::new().unwrap();
         let config = dir.path().join("envoy.yaml");
-        let text = std::fs::read_to_string(setup.file()).unwrap();
+        let text = adjust(std::fs::read_to_string(setup.file()).unwrap());
         std::fs::write(&config, adjusted(&text, pickers, engines)).unwrap();
         let admin_file = dir.path().join("admin");
         let log = File::create(dir.path().join("log")).unwrap();

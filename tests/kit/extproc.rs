@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Streaming;
+use tonic::transport::Channel;
 
 use super::eventually::within;
 use super::picker::Picker;
@@ -37,8 +38,13 @@ pub struct Stream {
 impl Stream {
     /// Opens a stream; it says nothing yet.
     pub async fn open(picker: &Picker) -> Self {
+        Self::over(picker.channel()).await
+    }
+
+    /// Opens a stream over a connection; it says nothing yet.
+    pub async fn over(channel: Channel) -> Self {
         let (to, outgoing) = mpsc::unbounded_channel();
-        let mut client = ExternalProcessorClient::new(picker.channel());
+        let mut client = ExternalProcessorClient::new(channel);
         let answer = client.process(UnboundedReceiverStream::new(outgoing));
         let from = within("a stream", answer).await.unwrap().into_inner();
         Self { to: Some(to), from, modes: None, replies: Replies::default() }

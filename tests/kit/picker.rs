@@ -73,6 +73,12 @@ impl Setup {
         self
     }
 
+    /// With a flag that stands alone, or brings its value itself.
+    pub fn switch(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
+    }
+
     /// Starts it.
     pub async fn start(self) -> Picker {
         let dir = TempDir::new().unwrap();

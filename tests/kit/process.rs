@@ -21,7 +21,7 @@ pub struct Process {
     pub health: SocketAddr,
     admin: Client,
     child: Child,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Process {
@@ -50,7 +50,12 @@ impl Process {
         });
         let bound = |name: &str| said["listening"][name].as_str().unwrap().parse().unwrap();
         let admin = Client::of(bound("admin"));
-        Self { grpc: bound("grpc"), health: bound("health"), admin, child, _dir: dir }
+        Self { grpc: bound("grpc"), health: bound("health"), admin, child, dir }
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap()
     }
 
     /// A page of the admin port.
