@@ -1,6 +1,7 @@
 //! One consistent view of endpoints, pools and routes, replaced as a whole: readers take it once per request and never block.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ahash::AHashMap;
 use arc_swap::{ArcSwap, Guard};
@@ -19,13 +20,15 @@ pub struct Snapshot {
     /// ModelRoutes, ready for matching.
     pub routes: RouteTable,
     by_name: AHashMap<PoolName, usize>,
+    /// Whether it was read from anywhere: the empty one that a process begins with was not.
+    stands: bool,
 }
 
 impl Snapshot {
     /// Builds a snapshot; `pools` with the same name: the last wins.
     pub fn new(endpoints: Vec<Arc<Endpoint>>, pools: Vec<Arc<Pool>>, routes: RouteTable) -> Self {
         let by_name = pools.iter().enumerate().map(|(at, pool)| (pool.name.clone(), at)).collect();
-        Self { pools, endpoints, routes, by_name }
+        Self { pools, endpoints, routes, by_name, stands: true }
     }
 
     /// The pool of that kind and name.
@@ -55,6 +58,10 @@ pub struct Routed {
 impl Snapshot {
     /// Where a request goes: by ModelRoutes if there are any and it names a model, else to the default or the only pool.
     pub fn route(&self, default_pool: Option<&ObjectName>, ask: &Question<'_>) -> Result<Routed, Refusal> {
+        if !self.stands {
+            let why = "the first resources are still being read: try again shortly";
+            return Err(Refusal::new(Reason::NotReady, why).retry_after(Duration::from_secs(1)));
+        }
         if let Some(model) = ask.model
             && !self.routes.is_empty()
         {
@@ -120,5 +127,19 @@ impl Store {
     /// Makes `next` what later requests see.
     pub fn replace(&self, next: Snapshot) {
         self.current.store(Arc::new(next));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn before_anything_is_read_the_reason_is_another_than_with_nothing_read() {
+        let ask = Question { model: Some("m"), path: "/", header: &|_| None, draw: 0 };
+        let refused = |snapshot: &Snapshot| snapshot.route(None, &ask).unwrap_err().reason;
+        assert_eq!(refused(&Snapshot::default()), Reason::NotReady);
+        let read = Snapshot::new(Vec::new(), Vec::new(), RouteTable::default());
+        assert_eq!(refused(&read), Reason::NoEndpoints);
     }
 }
