@@ -29,7 +29,7 @@ use crate::schedule::plugin::Kind;
 use crate::settle::Ledger;
 use crate::snapshot::Store;
 use crate::state::ObjectName;
-use crate::{readiness, tls};
+use crate::{extproc, readiness, tls};
 
 pub use servers::{Ports, server_builder};
 
@@ -107,6 +107,11 @@ impl App {
             ledger: Arc::clone(&ledger),
             metrics: Arc::clone(&metrics),
             budget: Arc::new(Budget::new(Arc::clone(&metrics), args.limits.max_buffered_bytes)),
+            options: extproc::Options {
+                ignore_subset: args.disable_endpoint_subset_filter,
+                conformance: args.conformance,
+                emit_scores: args.emit_endpoint_scores,
+            },
             body_idle_timeout: args.limits.body_idle_timeout,
             decision_timeout: args.limits.decision_timeout,
             drain_over: CancellationToken::new(),
@@ -156,6 +161,7 @@ fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
         trust_hints: args.obeys_hints(),
         usage_injection: args.usage_injection,
         decision_detail: args.decision_detail,
+        whole_tables: args.emit_endpoint_scores,
         session_key: Arc::new(feeds::session_key(args)?),
         replica: replica.into(),
     })

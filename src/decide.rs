@@ -61,6 +61,8 @@ pub struct Settings {
     pub usage_injection: UsageInjection,
     /// Whether the whole candidate table is kept of 1 decision in so many; the best 8 always are.
     pub decision_detail: u32,
+    /// Whether the whole candidate table is kept of every decision, since Envoy is told it.
+    pub whole_tables: bool,
     /// What session tokens are signed with.
     pub session_key: Arc<Key>,
     /// Name of this process in decision ids.
@@ -75,6 +77,7 @@ impl Default for Settings {
             trust_hints: false,
             usage_injection: UsageInjection::Auto,
             decision_detail: 1_000,
+            whole_tables: false,
             session_key: Arc::default(),
             replica: "local".into(),
         }
@@ -335,6 +338,7 @@ impl Decider {
     fn detail(&self, seed: u64, routed: &Routed) -> usize {
         let members = routed.pool.members.len();
         let whole = members <= KEPT_WHOLE
+            || self.settings.whole_tables
             || (self.settings.decision_detail > 0
                 && seed.is_multiple_of(u64::from(self.settings.decision_detail)));
         if whole { members } else { RANKED + BEST_KEPT }

@@ -25,6 +25,17 @@ use crate::settle::Ledger;
 
 pub use budget::Budget;
 
+/// What streams do beyond the usual.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Whether the restriction to a subset that the gateway sends is ignored.
+    pub ignore_subset: bool,
+    /// Whether clients choose endpoints and are told who served, as gateways' conformance tests ask.
+    pub conformance: bool,
+    /// Whether Envoy is told the score of every candidate.
+    pub emit_scores: bool,
+}
+
 /// Everything a stream needs.
 #[derive(Debug)]
 pub struct Shared {
@@ -36,6 +47,8 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// Bound on the bytes held.
     pub budget: Arc<Budget>,
+    /// What streams do beyond the usual.
+    pub options: Options,
     /// How long a body piece may be awaited.
     pub body_idle_timeout: Duration,
     /// How long a decision may take.

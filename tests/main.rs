@@ -68,6 +68,7 @@ mod extproc {
 
 /// How the ports serve: flags, TLS, health, and what gateways' conformance tests ask.
 mod serving {
+    mod conformance;
     mod flags;
     mod health;
     mod tls;

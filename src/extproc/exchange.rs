@@ -14,6 +14,7 @@ mod response;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
@@ -22,7 +23,7 @@ use tokio::time::Instant;
 
 use super::budget::{Budget, Held};
 use super::mode::{BodyMode, Modes};
-use super::{message, reply};
+use super::{Options, message, reply};
 use crate::decide::{Arrived, Body, Chunks, Served};
 use crate::decision::Record;
 use crate::refusal::{Reason, Refusal};
@@ -35,6 +36,9 @@ use crate::usage::Scanner;
 
 /// Most bytes in one piece of a body that we send: two chained full-duplex filters lose the end of larger ones.
 pub const MAX_PIECE: usize = 62_000;
+
+/// The request header by which conformance tests choose endpoints: a comma list of `ip` and `ip:port`.
+const TEST_SELECTION: &str = "test-epp-endpoint-selection";
 
 /// Replies on their way to Envoy.
 pub type Outbox = VecDeque<ProcessingResponse>;
@@ -72,6 +76,9 @@ pub struct Exchange {
     phase: Phase,
     head: Head,
     subset: Option<Subset>,
+    /// Whether a header has restricted the candidates, which no metadata changes.
+    chosen_by_test: bool,
+    options: Options,
     body: Chunks,
     /// Whether the request has a body, and whether its end has been marked by trailers.
     has_body: bool,
@@ -88,12 +95,14 @@ pub struct Exchange {
 
 impl Exchange {
     /// A stream that has said nothing yet.
-    pub fn new(budget: Arc<Budget>, max_body: usize, now: Instant) -> Self {
+    pub fn new(budget: Arc<Budget>, max_body: usize, options: Options, now: Instant) -> Self {
         Self {
             modes: Modes::learn(None),
             phase: Phase::Start,
             head: Head::default(),
             subset: None,
+            chosen_by_test: false,
+            options,
             body: Chunks::default(),
             has_body: true,
             ended_by_trailers: false,
@@ -140,19 +149,18 @@ impl Exchange {
         let metadata = incoming.metadata_context.as_ref();
         match incoming.request {
             Some(Request::RequestHeaders(headers)) => {
-                self.subset = message::subset(metadata);
+                self.restrict(metadata);
                 self.request_headers(headers, now, out)
             }
             Some(Request::RequestBody(body)) => {
-                if let Some(subset) = message::subset(metadata) {
-                    self.subset = Some(subset);
-                }
+                self.restrict(metadata);
                 self.request_body(body, now)
             }
             Some(Request::RequestTrailers(_)) => self.request_trailers(now, out),
             Some(Request::ResponseHeaders(headers)) => {
                 let facts = message::upstream(&incoming.attributes, metadata);
-                self.response_headers(headers, &facts, out)
+                let told = metadata.filter(|_| self.options.conformance).and_then(message::served);
+                self.response_headers(headers, &facts, told, out)
             }
             Some(Request::ResponseBody(body)) => self.response_body(body, now, out),
             Some(Request::ResponseTrailers(_)) => {
@@ -165,11 +173,32 @@ impl Exchange {
         }
     }
 
+    /// Learns which endpoints the gateway allows; it may say so with any message of the request.
+    fn restrict(&mut self, metadata: Option<&Metadata>) {
+        if self.chosen_by_test || self.options.ignore_subset {
+            return;
+        }
+        if let Some(subset) = message::subset(metadata) {
+            self.subset = Some(subset);
+        }
+    }
+
+    fn let_a_test_choose(&mut self) {
+        let given = self.head.get(TEST_SELECTION).filter(|list| !list.trim().is_empty());
+        if let Some(list) = given {
+            self.subset = Some(Subset::from_entries([list]));
+            self.chosen_by_test = true;
+        }
+    }
+
     fn request_headers(&mut self, headers: HttpHeaders, now: Instant, out: &mut Outbox) -> Step {
         if self.phase != Phase::Start {
             return Step::Wait;
         }
         self.head = message::head(headers.headers);
+        if self.options.conformance {
+            self.let_a_test_choose();
+        }
         self.has_body = !headers.end_of_stream;
         self.phase = Phase::Receiving;
         if !self.has_body {
@@ -280,7 +309,7 @@ impl Exchange {
         {
             return Err(overloaded());
         }
-        let metadata = reply::metadata(served, record);
+        let metadata = reply::metadata(served, record, self.options.emit_scores);
         let body = std::mem::replace(&mut served.body, Body::Absent);
         let edits = std::mem::take(&mut served.edits);
         let new_length = new_length(&served.head, &body, served.decoded, &edits);

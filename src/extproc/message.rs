@@ -49,6 +49,14 @@ pub fn subset(metadata: Option<&Metadata>) -> Option<Subset> {
     }
 }
 
+/// The endpoint that has served, as the gateway writes it.
+pub fn served(metadata: &Metadata) -> Option<&str> {
+    match &metadata.filter_metadata.get(LB_NAMESPACE)?.fields.get(SERVED_KEY)?.kind {
+        Some(Kind::StringValue(address)) => Some(address),
+        _ => None,
+    }
+}
+
 /// Reads attributes and metadata of a response-phase message.
 pub fn upstream(attributes: &HashMap<String, Struct>, metadata: Option<&Metadata>) -> UpstreamFacts {
     let attribute =
@@ -62,11 +70,7 @@ pub fn upstream(attributes: &HashMap<String, Struct>, metadata: Option<&Metadata
         Kind::StringValue(text) => text.parse().ok(),
         _ => None,
     };
-    let reported = metadata
-        .and_then(|metadata| {
-            metadata.filter_metadata.get(LB_NAMESPACE)?.fields.get(SERVED_KEY)?.kind.as_ref()
-        })
-        .and_then(text);
+    let reported = metadata.and_then(served).map(str::to_owned);
     let served = reported.or_else(|| attribute("upstream.address").and_then(text));
     UpstreamFacts {
         served: served.and_then(|address| address.parse().ok()),

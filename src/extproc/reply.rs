@@ -29,6 +29,9 @@ pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 pub const DECISION: &str = "x-pilotfish-decision";
 /// Our own metadata namespace.
 pub const NAMESPACE: &str = "pilotfish";
+/// The metadata key of the scores of all candidates.
+const SCORES: &str = "x-gateway-destination-endpoint-scores";
+const SERVED_FOR_TESTS: &str = "x-conformance-test-served-endpoint";
 const SET_COOKIE: &str = "set-cookie";
 /// Metadata keys of the composite cluster's members, one endpoint each.
 const RANKED_KEYS: [&str; 3] = ["d1", "d2", "d3"];
@@ -43,13 +46,22 @@ pub fn continue_request_headers() -> ProcessingResponse {
     message(Response::RequestHeaders(HeadersResponse::default()))
 }
 
-/// Goes on with response headers unchanged.
-pub fn continue_response_headers() -> ProcessingResponse {
-    message(Response::ResponseHeaders(HeadersResponse::default()))
+/// Goes on with response headers, with these in addition.
+pub fn response_headers(set_headers: Vec<HeaderValueOption>) -> ProcessingResponse {
+    let response = (!set_headers.is_empty()).then(|| CommonResponse {
+        header_mutation: Some(HeaderMutation { set_headers, remove_headers: Vec::new() }),
+        ..CommonResponse::default()
+    });
+    message(Response::ResponseHeaders(HeadersResponse { response }))
 }
 
-/// Goes on with response headers that tell the client where its session is bound.
-pub fn session_headers(tokens: &Issuer, endpoint: &Endpoint) -> ProcessingResponse {
+/// The response header that tells conformance tests who has served.
+pub fn served_header(address: &str) -> HeaderValueOption {
+    set_header(SERVED_FOR_TESTS, address.to_owned())
+}
+
+/// Response headers that tell the client where its session is bound.
+pub fn session_headers(tokens: &Issuer, endpoint: &Endpoint) -> Vec<HeaderValueOption> {
     let set_headers = tokens.carriers().map(|carrier| {
         let (name, value) = session_header(carrier, tokens.token(endpoint));
         let mut header = set_header(name, value);
@@ -59,9 +71,7 @@ pub fn session_headers(tokens: &Issuer, endpoint: &Endpoint) -> ProcessingRespon
         }
         header
     });
-    let mutation = HeaderMutation { set_headers: set_headers.collect(), remove_headers: Vec::new() };
-    let response = CommonResponse { header_mutation: Some(mutation), ..CommonResponse::default() };
-    message(Response::ResponseHeaders(HeadersResponse { response: Some(response) }))
+    set_headers.collect()
 }
 
 /// The response header that brings a token to where the client must send it from.
@@ -143,12 +153,15 @@ fn destinations(served: &Served) -> String {
 /// What Envoy's clusters, logs and limits read: the destination in every form, the decision, the request in numbers.
 /// Also what every endpoint that may serve would tell the client of its session: where Envoy does not show us response
 /// headers, and no message says whether it will, it takes the header from here, by the address that served.
-pub fn metadata(served: &Served, record: &Record) -> Struct {
+pub fn metadata(served: &Served, record: &Record, with_scores: bool) -> Struct {
     let mut lb = HashMap::with_capacity(5);
     lb.insert(DESTINATION.to_owned(), string(destinations(served)));
     lb.insert(DECISION.to_owned(), string(record.id.to_string()));
     for (key, endpoint) in RANKED_KEYS.iter().zip(&served.ranked) {
         lb.insert((*key).to_owned(), string(endpoint.destination.to_string()));
+    }
+    if with_scores {
+        lb.insert(SCORES.to_owned(), structure(scores(record)));
     }
     let mut own = HashMap::with_capacity(4);
     own.insert("model".to_owned(), string(record.model.to_string()));
@@ -168,6 +181,14 @@ pub fn metadata(served: &Served, record: &Record) -> Struct {
             (NAMESPACE.to_owned(), structure(own)),
         ]),
     }
+}
+
+/// Address -> weighted sum of the scores, of every candidate that no filter dropped.
+fn scores(record: &Record) -> HashMap<String, Value> {
+    let candidates = record.legs.last().into_iter().flat_map(|leg| &leg.rows);
+    let candidates = candidates.filter(|row| row.filtered_by.is_none());
+    let score = |total: f32| Value { kind: Some(Kind::NumberValue(f64::from(total))) };
+    candidates.map(|row| (row.endpoint.to_string(), score(row.total))).collect()
 }
 
 /// Response header -> address -> value.

@@ -104,7 +104,12 @@ impl Driver {
         let now = Instant::now();
         shared.metrics.streams.fetch_add(1, Ordering::Relaxed);
         Self {
-            exchange: Exchange::new(Arc::clone(&shared.budget), shared.decider.settings.max_body, now),
+            exchange: Exchange::new(
+                Arc::clone(&shared.budget),
+                shared.decider.settings.max_body,
+                shared.options,
+                now,
+            ),
             drain_over: Box::pin(shared.drain_over.clone().cancelled_owned()),
             shared,
             incoming,
@@ -399,6 +404,7 @@ mod tests {
             ledger: Arc::new(ledger),
             budget: Arc::new(Budget::new(Arc::clone(&metrics), 1 << 20)),
             metrics,
+            options: super::super::Options::default(),
             body_idle_timeout: Duration::from_secs(1),
             decision_timeout: Duration::from_secs(1),
             drain_over: tokio_util::sync::CancellationToken::new(),

@@ -1,5 +1,7 @@
 //! What came back on an ext_proc stream.
 
+use std::collections::BTreeMap;
+
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
@@ -7,8 +9,8 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     BodyResponse, CommonResponse, HeaderMutation, ImmediateResponse, ProcessingResponse,
 };
-use envoy_types::pb::google::protobuf::Struct;
 use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value as ProtoValue};
 use serde_json::Value;
 
 /// The name of the destination in header and metadata.
@@ -120,6 +122,24 @@ impl Replies {
                 Kind::NumberValue(number) => Some(number.to_string()),
                 other => panic!("{field} is {other:?}"),
             }
+        })
+    }
+
+    /// The scores that Envoy is told, by address.
+    pub fn scores(&self) -> Option<BTreeMap<String, f64>> {
+        self.all.iter().find_map(|reply| {
+            let Kind::StructValue(lb) =
+                reply.dynamic_metadata.as_ref()?.fields.get("envoy.lb")?.kind.as_ref()?
+            else {
+                return None;
+            };
+            let scores = lb.fields.get("x-gateway-destination-endpoint-scores")?;
+            let Some(Kind::StructValue(scores)) = &scores.kind else { panic!("no struct: {scores:?}") };
+            let number = |value: &ProtoValue| match value.kind {
+                Some(Kind::NumberValue(number)) => number,
+                ref other => panic!("no number: {other:?}"),
+            };
+            Some(scores.fields.iter().map(|(address, score)| (address.clone(), number(score))).collect())
         })
     }
 

@@ -16,6 +16,7 @@ impl Exchange {
         &mut self,
         headers: HttpHeaders,
         facts: &UpstreamFacts,
+        told_to_tests: Option<&str>,
         out: &mut Outbox,
     ) -> Step {
         let was_unanswered = self.is_unanswered();
@@ -26,10 +27,12 @@ impl Exchange {
         {
             self.progress.status = status;
         }
-        out.push_back(match self.told() {
-            Some((tokens, endpoint)) => reply::session_headers(tokens, endpoint),
-            None => reply::continue_response_headers(),
-        });
+        let mut set = self
+            .told()
+            .map(|(tokens, endpoint)| reply::session_headers(tokens, endpoint))
+            .unwrap_or_default();
+        set.extend(told_to_tests.map(reply::served_header));
+        out.push_back(reply::response_headers(set));
         self.progress.response_begun = true;
         self.progress.complete |= headers.end_of_stream;
         if was_unanswered {
