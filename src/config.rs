@@ -3,6 +3,7 @@
 //! Reading is strict, and every problem has its place: an unknown member or plugin is an error with the nearest known
 //! name, and what is accepted without an effect in this version is a warning.
 
+mod config_map;
 mod endpoint_picker;
 mod kthena;
 mod listed;
@@ -11,6 +12,7 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 mod tokenizers;
+mod unserved;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -130,17 +132,14 @@ impl Reader<'_> {
         let kind = node.get("kind");
         match kind.and_then(Node::as_str) {
             Some(endpoint_picker::KIND) => return endpoint_picker::lower(self, node),
+            Some(config_map::KIND) => return config_map::lower(self, node),
             None if node.get("scheduler").is_some() => return kthena::lower(self, node),
             _ => {}
         }
         let place = kind.map_or(node.place, |kind| kind.place);
         let found = kind.and_then(Node::as_str).map(|kind| format!("kind `{kind}`"));
         let message = format!("{} is not a scheduler configuration", found.as_deref().unwrap_or("this"));
-        let advice = if kind.and_then(Node::as_str) == Some("ConfigMap") {
-            "write what stands under `data.routerConfiguration` into a file of its own"
-        } else {
-            "write `kind: EndpointPickerConfig`, or Kthena's `scheduler:` at the top"
-        };
+        let advice = "write `kind: EndpointPickerConfig`, or Kthena's `scheduler:` at the top";
         self.problems.error(place, message, Some(advice.to_owned()));
         None
     }

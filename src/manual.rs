@@ -40,7 +40,8 @@ the list that names it, `Filter` or `Score`. Parameter names match in any letter
 `precise-prefix-cache-producer` makes such a scorer go by engines' events; `precise-prefix-cache-scorer` is read as
 `precise-prefix`. A `session-id-producer` or `agent-identity` is what the session affinities that name it read sessions
 from. Other types of llm-d and Kthena that are not below are errors, or skipped with a warning under
-`--allow-unsupported`.
+`--allow-unsupported`. Of several profiles one is run: `default`, else the one that serves in llm-d (`decode`, or what the
+listed profile handler calls it), else the first; the others are named. A `ConfigMap` with either kind of text is read too.
 ";
 
 /// The generated files: path from the root of the repository, and text.

@@ -2,7 +2,7 @@
 
 use super::listed::Listed;
 use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER};
-use super::{Planned, Reader, did_you_mean, sessions, tokenizers};
+use super::{Planned, Reader, did_you_mean, sessions, tokenizers, unserved};
 use crate::document::{Node, Place, typed};
 use crate::plugins;
 use crate::plugins::score_prefix_match::{self, Config as Match, Source};
@@ -16,54 +16,9 @@ pub const KIND: &str = "EndpointPickerConfig";
 const VERSIONS: [&str; 3] =
     ["pilotfish.dev/v1alpha1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1"];
 
-const MEMBERS: [&str; 11] = [
-    "apiVersion",
-    "kind",
-    "plugins",
-    "schedulingProfiles",
-    "featureGates",
-    "dataLayer",
-    "flowControl",
-    "requestHandler",
-    "saturationDetector",
-    "parser",
-    "tokenizers",
-];
-
-/// Members that are read past: name, what they may hold, and what happens instead.
-const WITHOUT_EFFECT: [(&str, &[&str], &str); 5] = [
-    (
-        "dataLayer",
-        &[
-            "injectDefaults",
-            "sources",
-            "discovery",
-            "peerDiscovery",
-            "crossReplicaSyncerPluginRef",
-            "crossReplicaSyncInterval",
-        ],
-        "the metrics of every endpoint are scraped",
-    ),
-    (
-        "flowControl",
-        &[
-            "maxBytes",
-            "maxRequests",
-            "defaultRequestTTL",
-            "noEndpointRequestTTL",
-            "defaultPriorityBand",
-            "defaultNegativePriorityBand",
-            "priorityBands",
-            "usageLimitPolicyPluginRef",
-            "saturationDetector",
-            "enableEviction",
-        ],
-        "requests are not queued",
-    ),
-    ("requestHandler", &["parsers"], "bodies are parsed by the path of the request"),
-    ("saturationDetector", &["pluginRef"], "requests are not shed"),
-    ("parser", &["pluginRef"], "bodies are parsed by the path of the request"),
-];
+/// Members that something here serves.
+const MEMBERS: [&str; 6] =
+    ["apiVersion", "kind", "plugins", "schedulingProfiles", "featureGates", "tokenizers"];
 
 const GATES: [&str; 2] = ["flowControl", "haPopulateNonLeaderDatastore"];
 
@@ -76,11 +31,14 @@ struct Ready<'n> {
 
 /// Reads the document.
 pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
-    reader.members(node, "the configuration", &MEMBERS);
+    let members: Vec<&str> = MEMBERS.into_iter().chain(unserved::names()).collect();
+    reader.members(node, "the configuration", &members);
     version(reader, node);
-    without_effect(reader, node);
+    feature_gates(reader, node);
     tokenizers::section(reader, node);
     let listed = Listed::all(reader, node);
+    unserved::report(reader, node, &listed);
+    let serving = serving_profile(&listed);
     let ready = ready(reader, listed);
     let profiles = reader.list(node, "schedulingProfiles");
     if profiles.is_empty() {
@@ -96,7 +54,8 @@ pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
             planned.push(profile);
         }
     }
-    one_of(reader, planned)
+    unlisted(reader, &ready, profiles);
+    one_of(reader, planned, serving)
 }
 
 fn version(reader: &mut Reader<'_>, node: &Node) {
@@ -108,22 +67,17 @@ fn version(reader: &mut Reader<'_>, node: &Node) {
     }
 }
 
-fn without_effect(reader: &mut Reader<'_>, node: &Node) {
-    for (name, known, instead) in WITHOUT_EFFECT {
-        let Some(member) = node.get(name) else { continue };
-        let place = node.key_place(name).unwrap_or(member.place);
-        reader.problems.warning(place, format!("`{name}` has no effect in this version: {instead}"), None);
-        if !member.is_blank() {
-            reader.members(member, &format!("`{name}`"), known);
-        }
-    }
+fn feature_gates(reader: &mut Reader<'_>, node: &Node) {
     for gate in reader.list(node, "featureGates") {
         let text = gate.as_str().unwrap_or_default();
         let (name, on) = text.split_once('=').unwrap_or((text, "true"));
         if !GATES.contains(&name) {
             let message = format!("unknown feature gate {}", gate.to_json());
             reader.problems.error(gate.place, message, did_you_mean(name, GATES));
-        } else if on != "false" {
+        } else if !["true", "false"].contains(&on) {
+            let message = format!("feature gate `{name}` is true or false, not `{on}`");
+            reader.problems.error(gate.place, message, None);
+        } else if on == "true" {
             let message = format!("feature gate `{name}` has no effect in this version");
             reader.problems.warning(gate.place, message, None);
         }
@@ -329,12 +283,38 @@ fn reference<'r, 'n>(
     found.map(|found| (found, place))
 }
 
-/// The one profile that is run.
-fn one_of(reader: &mut Reader<'_>, mut planned: Vec<Planned>) -> Option<Planned> {
-    let at = planned.iter().position(|profile| profile.name == "default").unwrap_or(0);
+/// Warns of filters, scorers and pickers that no profile lists.
+fn unlisted(reader: &mut Reader<'_>, ready: &[Ready<'_>], profiles: &[Node]) {
+    let entries = || profiles.iter().filter_map(|profile| profile.get("plugins")).flat_map(Node::items);
+    let listed =
+        |name: &str| entries().any(|entry| entry.get("pluginRef").and_then(Node::as_str) == Some(name));
+    for one in ready.iter().filter(|one| one.built.is_some() && !listed(one.listed.name)) {
+        let message = format!("`{}` has no effect: no profile lists it", one.listed.name);
+        reader.problems.warning(one.listed.place, message, None);
+    }
+}
+
+/// The profile whose endpoint serves in llm-d: what its profile handler says, else `decode`.
+fn serving_profile<'n>(listed: &[Listed<'n>]) -> &'n str {
+    let named = |one: &Listed<'n>| {
+        let path: &[&str] = match one.type_name {
+            "disagg-profile-handler" => &["profiles", "decode"],
+            "pd-profile-handler" => &["decodeProfile"],
+            "header-profile-handler" => &["defaultProfile"],
+            _ => return None,
+        };
+        path.iter().try_fold(one.parameters?, |node, name| node.get(name)).and_then(Node::as_str)
+    };
+    listed.iter().find_map(named).unwrap_or("decode")
+}
+
+/// The one profile that is run: `default`, else the one whose endpoint serves in llm-d, else the first.
+fn one_of(reader: &mut Reader<'_>, mut planned: Vec<Planned>, serving: &str) -> Option<Planned> {
     if planned.is_empty() {
         return None;
     }
+    let named = |name: &str| planned.iter().position(|profile| profile.name == name);
+    let at = named("default").or_else(|| named(serving)).unwrap_or(0);
     let chosen = planned.remove(at);
     if let Some(first) = planned.first() {
         let ignored: Vec<String> = planned.iter().map(|profile| format!("`{}`", profile.name)).collect();

@@ -169,6 +169,52 @@ schedulingProfiles:
     );
 }
 
+/// A file for split prefill and decode serves from its decode profile, whatever that is called.
+#[rstest]
+#[case("{type: disagg-profile-handler}", "decode")]
+#[case("{type: disagg-profile-handler, parameters: {profiles: {decode: late, prefill: early}}}", "late")]
+#[case("{type: pd-profile-handler, parameters: {decodeProfile: late}}", "late")]
+#[case("{type: header-profile-handler, parameters: {defaultProfile: late}}", "late")]
+#[case("{type: header-profile-handler, parameters: {defaultProfile: none-such}}", "early")]
+#[case("{type: queue-scorer, name: other}", "decode")]
+fn of_several_profiles_the_one_that_serves_is_run(#[case] handler: &str, #[case] expected: &str) {
+    let profile = |name| format!("- {{name: {name}, plugins: [{{pluginRef: queue-scorer}}]}}\n");
+    let profiles: String = ["early", "late", "decode"].map(profile).concat();
+    let text = picker_config(&format!(
+        "plugins: [{{type: queue-scorer}}, {handler}]\nschedulingProfiles:\n{profiles}"
+    ));
+    assert_eq!(effect(&lenient(&text))["profile"], json!(expected));
+}
+
+/// Without `--allow-unsupported` everything that is missing is named at once.
+#[test]
+fn a_refused_file_names_all_that_it_lacks() {
+    let text = picker_config(
+        "plugins:
+- type: prefill-filter
+- {type: active-request-scorer, parameters: {idleThreshold: 1}}
+- type: queue-scorer
+- {type: disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}}
+- type: always-disagg-pd-decider
+schedulingProfiles:
+- {name: prefill, plugins: [{pluginRef: prefill-filter}]}
+- {name: decode, plugins: [{pluginRef: active-request-scorer, weight: 2}, {pluginRef: queue-scorer}]}
+",
+    );
+    let errors = |read: &Read| read.problems.iter().filter(|p| p.severity == Severity::Error).count();
+    let refused = strict(&text);
+    assert_eq!(errors(&refused), 4, "{:#?}", shown(&refused));
+    let read = lenient(&text);
+    assert_eq!(errors(&read), 0, "{:#?}", shown(&read));
+    assert_eq!(effect(&read)["scorers"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        read.problems.len(),
+        4 + 1,
+        "each is named still, and the profile left out: {:#?}",
+        shown(&read)
+    );
+}
+
 #[test]
 fn kthenas_lists_give_one_role_each_and_its_rules_of_precedence_hold() {
     let read = strict(

@@ -92,6 +92,11 @@ impl Node {
         }
     }
 
+    /// Whether it is a list.
+    pub fn is_list(&self) -> bool {
+        matches!(self.value, Yaml::List(_))
+    }
+
     /// The items of a list.
     pub fn items(&self) -> &[Node] {
         match &self.value {

@@ -69,6 +69,11 @@ impl Problems {
         Self { file: file.to_owned(), text, found: Vec::new() }
     }
 
+    /// The text of the file.
+    pub fn text(&self) -> Arc<str> {
+        Arc::clone(&self.text)
+    }
+
     /// Adds an error.
     pub fn error(&mut self, place: Place, message: impl Into<String>, advice: Option<String>) {
         self.push(Severity::Error, place, message.into(), advice);

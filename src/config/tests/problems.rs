@@ -97,9 +97,89 @@ use rstest::rstest;
 #[case("plugins: [{type: weighted-random-picker}]\n", "1:1 warning profile `default` has no scorer")]
 #[case("requestHandler: {parsers: []}\n", "3:1 warning `requestHandler` has no effect")]
 #[case("saturationDetector: {pluginRef: x}\n", "3:1 warning `saturationDetector` has no effect")]
-#[case("parser: {pluginRef: x}\n", "3:1 warning `parser` has no effect")]
+#[case("parser: {pluginRef: openai-parser}\n", "3:1 warning `parser` has no effect")]
+#[case(
+    "featureGates: [flowControl=on]\n",
+    "3:16 error feature gate `flowControl` is true or false, not `on`"
+)]
+#[case(
+    "plugins: [{type: random}, {type: random-picker}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: random}]}]\n",
+    "3:34 warning `random-picker` has no effect: no profile lists it"
+)]
 fn each_problem_of_an_endpoint_picker_config_has_its_place(#[case] rest: &str, #[case] expected: &str) {
     check(&strict(&picker_config(rest)), expected);
+}
+
+/// What nothing serves yet is read to the last name: members of llm-d's schema one by one, and the instances they name.
+#[rstest]
+#[case(
+    "dataLayer",
+    "{injectDefault: false}",
+    "3:13 error unknown member `injectDefault` of `dataLayer` = did you mean `injectDefaults`?"
+)]
+#[case("dataLayer", "{sources: [{pluginref: a}]}", "3:24 error unknown member `pluginref` of `sources`")]
+#[case("dataLayer", "{sources: [{pluginRef: a}]}", "3:35 error no plugin instance is named `a`")]
+#[case(
+    "dataLayer",
+    "{sources: [{extractors: [{pluginRef: queu}]}]}",
+    "3:49 error no plugin instance is named `queu` = did you mean `queue`?"
+)]
+#[case("dataLayer", "{sources: {}}", "")]
+#[case("dataLayer", "{sources: 3}", "3:22 error `sources` must be a list")]
+#[case("dataLayer", "{discovery: {pluginRef: b}}", "3:36 error no plugin instance is named `b`")]
+#[case("dataLayer", "{peerDiscovery: {name: b}}", "3:29 error unknown member `name` of `peerDiscovery`")]
+#[case("dataLayer", "{crossReplicaSyncerPluginRef: b}", "3:42 error no plugin instance is named `b`")]
+#[case(
+    "dataLayer",
+    "{crossReplicaSyncInterval: 1s, injectDefaults: true, discovery: {pluginRef: queue}}",
+    ""
+)]
+#[case(
+    "flowControl",
+    "{priorityBands: [{priorty: 1}]}",
+    "3:32 error unknown member `priorty` of `priorityBands` = did you mean `priority`?"
+)]
+#[case(
+    "flowControl",
+    "{priorityBands: [{priority: 1, maxBytes: 1Gi, maxRequests: 3, fairnessPolicyRef: queue}]}",
+    ""
+)]
+#[case(
+    "flowControl",
+    "{defaultPriorityBand: {orderingPolicyRef: fcfs}}",
+    "3:56 error no plugin instance is named `fcfs`"
+)]
+#[case("flowControl", "{defaultNegativePriorityBand: {orderingPolicyRef: fcfs-ordering-policy}}", "")]
+#[case("flowControl", "{usageLimitPolicyPluginRef: b}", "3:42 error no plugin instance is named `b`")]
+#[case("flowControl", "{saturationDetector: {pluginRef: b}}", "3:47 error no plugin instance is named `b`")]
+#[case(
+    "flowControl",
+    "{maxBytes: 1, maxRequests: 1, defaultRequestTTL: 1s, noEndpointRequestTTL: 1s, enableEviction: true}",
+    ""
+)]
+#[case(
+    "requestHandler",
+    "{parsers: [{pluginRef: openai-parsr}]}",
+    "3:40 error no plugin instance is named `openai-parsr`"
+)]
+#[case("saturationDetector", "{pluginRef: utilization-detector}", "")]
+#[case("parser", "{type: x}", "3:10 error unknown member `type` of `parser`")]
+fn members_without_effect_are_read_to_the_last_name(
+    #[case] member: &str,
+    #[case] value: &str,
+    #[case] expected: &str,
+) {
+    let read = strict(&picker_config(&format!(
+        "{member}: {value}\nplugins: [{{type: queue-scorer, name: queue}}]\n"
+    )));
+    let shown = shown(&read);
+    assert!(
+        shown[0].starts_with(&format!("3:1 warning `{member}` has no effect in this version: ")),
+        "{shown:#?}"
+    );
+    assert!(shown.get(1).map_or("", String::as_str).starts_with(expected), "{shown:#?}");
+    assert_eq!(shown.len(), 1 + usize::from(!expected.is_empty()), "{shown:#?}");
+    assert_eq!(read.pipeline.is_none(), !expected.is_empty());
 }
 
 #[rstest]
@@ -137,10 +217,6 @@ fn each_problem_of_a_profile_has_its_place(#[case] entries: &str, #[case] expect
 #[case("a: [1\n", "error")]
 #[case("- a\n", "1:1 error this is not a scheduler configuration")]
 #[case("kind: Pod\n", "1:7 error kind `Pod` is not a scheduler configuration")]
-#[case(
-    "kind: ConfigMap\ndata: {}\n",
-    "1:7 error kind `ConfigMap` is not a scheduler configuration = write what stands under"
-)]
 #[case("kind: EndpointPickerConfig\n", "1:1 error EndpointPickerConfig is read as pilotfish.dev/v1alpha1,")]
 #[case("kind: EndpointPickerConfig\napiVersion: v1\n", "2:13 error EndpointPickerConfig is read as")]
 #[case("scheduler: {}\n---\nscheduler: {}\n", "3:1 error a configuration is one document")]
