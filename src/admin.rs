@@ -72,6 +72,8 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/debug/config_dump/modelroutes", get(debug::model_routes))
         .route("/debug/config_dump/modelservers", get(debug::model_servers))
         .route("/debug/config_dump/pods", get(debug::pods))
+        .route("/debug/config_dump/inferencemodelrewrites", get(debug::rewrites))
+        .route("/debug/config_dump/inferenceobjectives", get(debug::objectives))
         .layer(middleware::from_fn_with_state(Arc::clone(&admin), only_from_here));
     Router::new()
         .route("/metrics", get(metrics))

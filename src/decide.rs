@@ -24,7 +24,7 @@ use crate::decision::{Record, cut};
 use crate::index::shared::SharedIndex;
 use crate::metrics::{Metrics, Stage};
 use crate::prompt::Prepared;
-use crate::refusal::Refusal;
+use crate::refusal::{Reason, Refusal};
 use crate::request::head::Head;
 use crate::request::{Edits, LlmRequest};
 use crate::route::Question;
@@ -243,7 +243,7 @@ impl Decider {
         self.metrics.stage(Stage::Schedule, record.stages.schedule);
 
         let mut edits = Edits::new();
-        if request.model.as_deref().is_some_and(|model| *model != *routed.target_model) {
+        if request.model.as_deref().unwrap_or_default() != &*routed.target_model {
             request.rename_model(&routed.target_model, &mut edits);
         }
         let withhold_usage = self.ask_for_usage(&request, &arrived, &mut edits);
@@ -309,13 +309,17 @@ impl Decider {
             path: head.path(),
             header: &|name| head.get(name),
             draw: seed,
+            forced_model: head.model_rewrite().filter(|_| self.settings.trust_hints),
+            takes_model: request.takes_model(),
         };
-        let mut routed = self.store.load().route(self.settings.default_pool.as_ref(), &question)?;
-        if self.settings.trust_hints
-            && let Some(forced) = head.model_rewrite()
-        {
-            routed.target_model = forced.into();
+        let routed = self.store.load().route(self.settings.default_pool.as_ref(), &question);
+        let named = |routed: &Routed| !routed.target_model.is_empty();
+        let filled_in = request.takes_model() && routed.as_ref().is_ok_and(named);
+        if request.lacks_model() && !filled_in {
+            let why = "the request body has no `model`: name the model to use";
+            return Err(Refusal::new(Reason::MalformedBody, why));
         }
+        let routed = routed?;
         record.pool = Some(Arc::clone(&routed.pool.label));
         record.route.clone_from(&routed.route);
         record.target_model = Some(Arc::clone(&routed.target_model));

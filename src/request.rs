@@ -62,6 +62,8 @@ struct Layout {
     models: SmallVec<[Span; 1]>,
     /// The model is a form field, not a JSON literal.
     form: bool,
+    /// Where a member can be put first, behind the brace of a whole JSON body, and whether it stays alone.
+    front: Option<(u32, bool)>,
     stream_end: u32,
     stream_options: StreamOptions,
     /// Something follows that was not read.
@@ -85,6 +87,7 @@ impl LlmRequest {
             layout: Layout {
                 models: SmallVec::new(),
                 form: false,
+                front: None,
                 stream_end: 0,
                 stream_options: StreamOptions::Absent,
                 cut_off: false,
@@ -94,16 +97,32 @@ impl LlmRequest {
 
     /// Makes `to` the model's name. Every literal that stands for the top-level `model` is replaced, so that parsers
     /// which take the first of equal keys agree with those which take the last. Nothing to do if the name is `to`
-    /// already, or if the body names no model.
+    /// already. A JSON body that names no model gets one where it should have had one.
     pub fn rename_model(&self, to: &str, edits: &mut Edits) {
         if self.layout.models.len() == 1 && self.model.as_deref() == Some(to) {
             return;
         }
         let replacement =
             if self.layout.form { to.to_owned() } else { serde_json::Value::from(to).to_string() };
+        if self.takes_model()
+            && let Some((at, alone)) = self.layout.front
+        {
+            let comma = if alone { "" } else { "," };
+            edits.insert(at as usize, format!("\"model\":{replacement}{comma}"));
+        }
         for model in &self.layout.models {
             edits.replace(model.range(), replacement.as_bytes());
         }
+    }
+
+    /// Whether its API needs a model and its body, all of which was read, names none.
+    pub fn lacks_model(&self) -> bool {
+        self.model.is_none() && self.api.is_known() && (self.layout.form || self.layout.front.is_some())
+    }
+
+    /// Whether it names no model and [`LlmRequest::rename_model`] can give it one.
+    pub fn takes_model(&self) -> bool {
+        self.lacks_model() && self.layout.front.is_some()
     }
 
     /// Asks the engine for the usage event at the end of a stream, if the client streams and did not ask itself; other
@@ -153,6 +172,7 @@ impl LlmRequest {
             layout: Layout {
                 models: std::mem::take(&mut members.models),
                 form: false,
+                front: None,
                 stream_end: members.stream_end,
                 stream_options: members.stream_options,
                 cut_off,
@@ -250,7 +270,11 @@ fn json(api: Api, body: &[u8]) -> Result<LlmRequest, ParseError> {
             return Err(ParseError::Model { at: Position::of(body, literal.range().start), problem });
         }
     }
-    Ok(LlmRequest::from_members(api, members, false))
+    let mut request = LlmRequest::from_members(api, members, false);
+    // The body begins with the brace of an object: anything else was refused.
+    let alone = body[start + 1..].trim_ascii_start().starts_with(b"}");
+    request.layout.front = Some((start as u32 + 1, alone));
+    Ok(request)
 }
 
 /// Length of the byte order mark that some clients send before the JSON.

@@ -49,6 +49,13 @@ pub struct Metadata {
     pub creation_timestamp: Option<String>,
 }
 
+impl Metadata {
+    /// Creation time in seconds since the epoch; documents of files have none and are equally old.
+    pub fn created(&self) -> i64 {
+        self.creation_timestamp.as_deref().and_then(crate::clock::parse_rfc3339).unwrap_or(0)
+    }
+}
+
 /// A document of a known kind.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]

@@ -1,6 +1,7 @@
-//! ModelRoutes: which rule of which route a request meets, and which target it draws.
+//! ModelRoutes: which rule of which route a request meets, and which target it draws; and what rewrites make of its model.
 
 pub mod matching;
+pub mod rewrite;
 pub mod table;
 
 pub use matching::{HeaderMatch, RequestMatch, TextMatch};
@@ -16,4 +17,8 @@ pub struct Question<'a> {
     pub header: &'a dyn Fn(&str) -> Option<&'a str>,
     /// Draw for weighted targets, uniform over `u64`.
     pub draw: u64,
+    /// The model name that a trusted caller forces.
+    pub forced_model: Option<&'a str>,
+    /// Whether it names no model and could be given one.
+    pub takes_model: bool,
 }

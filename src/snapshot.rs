@@ -7,6 +7,7 @@ use ahash::AHashMap;
 use arc_swap::{ArcSwap, Guard};
 
 use crate::refusal::{Reason, Refusal};
+use crate::route::rewrite::{Rewrite, Rewrites};
 use crate::route::{Question, RouteTable};
 use crate::state::{Endpoint, ObjectName, Pool, PoolKind, PoolName};
 
@@ -19,6 +20,10 @@ pub struct Snapshot {
     pub endpoints: Vec<Arc<Endpoint>>,
     /// ModelRoutes, ready for matching.
     pub routes: RouteTable,
+    /// What becomes of model names in InferencePools, by pool.
+    pub rewrites: AHashMap<ObjectName, Rewrites>,
+    /// The priority that each InferenceObjective gives.
+    pub objectives: AHashMap<ObjectName, i32>,
     by_name: AHashMap<PoolName, usize>,
     /// Whether it was read from anywhere: the empty one that a process begins with was not.
     stands: bool,
@@ -28,7 +33,22 @@ impl Snapshot {
     /// Builds a snapshot; `pools` with the same name: the last wins.
     pub fn new(endpoints: Vec<Arc<Endpoint>>, pools: Vec<Arc<Pool>>, routes: RouteTable) -> Self {
         let by_name = pools.iter().enumerate().map(|(at, pool)| (pool.name.clone(), at)).collect();
-        Self { pools, endpoints, routes, by_name, stands: true }
+        Self { pools, endpoints, routes, by_name, stands: true, ..Self::default() }
+    }
+
+    /// The same with rewrites, each with its pool, and with objectives.
+    pub fn with_models(
+        mut self,
+        rewrites: Vec<(ObjectName, Rewrite)>,
+        objectives: Vec<(ObjectName, i32)>,
+    ) -> Self {
+        let mut by_pool: AHashMap<ObjectName, Vec<Rewrite>> = AHashMap::new();
+        for (pool, rewrite) in rewrites {
+            by_pool.entry(pool).or_default().push(rewrite);
+        }
+        self.rewrites = by_pool.into_iter().map(|(pool, all)| (pool, Rewrites::new(all))).collect();
+        self.objectives = objectives.into_iter().collect();
+        self
     }
 
     /// The pool of that kind and name.
@@ -51,17 +71,34 @@ pub struct Routed {
     pub pool: Arc<Pool>,
     /// The model name the engine sees, and every plugin too.
     pub target_model: Arc<str>,
-    /// The ModelRoute that decided, `namespace/name`.
+    /// The ModelRoute that decided, `namespace/name`, or `rewrite namespace/name`.
     pub route: Option<Arc<str>>,
 }
 
 impl Snapshot {
-    /// Where a request goes: by ModelRoutes if there are any and it names a model, else to the default or the only pool.
+    /// Where a request goes: by ModelRoutes if there are any and it names a model, else to the default or the only pool,
+    /// whose rewrites then apply. A forced model name goes before both.
     pub fn route(&self, default_pool: Option<&ObjectName>, ask: &Question<'_>) -> Result<Routed, Refusal> {
         if !self.stands {
             let why = "the first resources are still being read: try again shortly";
             return Err(Refusal::new(Reason::NotReady, why).retry_after(Duration::from_secs(1)));
         }
+        let mut routed = self.routed(default_pool, ask)?;
+        if let Some(forced) = ask.forced_model {
+            routed.target_model = forced.into();
+        } else if routed.route.is_none()
+            && routed.pool.name.kind == PoolKind::InferencePool
+            && (ask.model.is_some() || ask.takes_model)
+            && let Some(rewrites) = self.rewrites.get(&routed.pool.name.object)
+            && let Some(rewritten) = rewrites.apply(ask.model, ask.draw)
+        {
+            routed.target_model = rewritten.model;
+            routed.route = Some(rewritten.label);
+        }
+        Ok(routed)
+    }
+
+    fn routed(&self, default_pool: Option<&ObjectName>, ask: &Question<'_>) -> Result<Routed, Refusal> {
         if let Some(model) = ask.model
             && !self.routes.is_empty()
         {

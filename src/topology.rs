@@ -7,6 +7,7 @@ use std::time::Duration;
 use ahash::AHashMap;
 use tokio::time::Instant;
 
+use crate::route::rewrite::Rewrite;
 use crate::route::{Route, RouteTable};
 use crate::snapshot::Snapshot;
 use crate::state::endpoint::{EndpointSpec, EngineKind};
@@ -25,6 +26,10 @@ pub struct World {
     pub pools: Vec<PoolSpec>,
     /// Routes.
     pub routes: Vec<Route>,
+    /// Rewrites, each with the InferencePool it is for.
+    pub rewrites: Vec<(ObjectName, Rewrite)>,
+    /// Objectives with their priorities.
+    pub objectives: Vec<(ObjectName, i32)>,
 }
 
 /// A pool as described.
@@ -125,7 +130,7 @@ impl Topology {
         let pools = pools.collect();
         let endpoints = world.endpoints.iter().map(|spec| Arc::clone(&self.endpoints[&spec.name])).collect();
         let routes = RouteTable::new(world.routes.into_iter().map(Arc::new).collect());
-        Snapshot::new(endpoints, pools, routes)
+        Snapshot::new(endpoints, pools, routes).with_models(world.rewrites, world.objectives)
     }
 
     /// Slots whose cache knowledge still counts: endpoints that are there, and those that left a short while ago.
@@ -186,7 +191,7 @@ mod tests {
     }
 
     fn world(endpoints: Vec<EndpointSpec>, pools: Vec<PoolSpec>) -> World {
-        World { endpoints, pools, routes: Vec::new() }
+        World { endpoints, pools, ..World::default() }
     }
 
     #[tokio::test(start_paused = true)]

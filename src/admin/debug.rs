@@ -151,9 +151,17 @@ impl Question {
 pub async fn config(State(admin): Page) -> Json<Value> {
     let pipeline = admin.shared.decider.scheduler.pipeline();
     let documents = admin.documents.read();
+    let snapshot = admin.shared.decider.store.load_full();
+    let rewrites = snapshot.rewrites.iter().map(|(pool, rewrites)| {
+        let labels: Vec<&str> = rewrites.all().iter().map(|rewrite| &*rewrite.label).collect();
+        (pool.to_string(), json!(labels))
+    });
+    let objectives = snapshot.objectives.iter().map(|(name, priority)| (name.to_string(), json!(priority)));
     Json(json!({
         "scheduler": crate::config::effective(&pipeline),
         "settings": settings(&pipeline),
+        "rewrites": rewrites.collect::<serde_json::Map<_, _>>(),
+        "objectives": objectives.collect::<serde_json::Map<_, _>>(),
         "resource_problems": documents.resource_problems,
         "config_problems": documents.config_problems,
     }))
@@ -179,6 +187,16 @@ fn dump(admin: &Admin, kind: &str) -> Vec<Value> {
 /// `GET /debug/config_dump/modelroutes`, in Kthena's shape.
 pub async fn model_routes(State(admin): Page) -> Json<Value> {
     Json(json!({"modelroutes": dump(&admin, "ModelRoute")}))
+}
+
+/// `GET /debug/config_dump/inferencemodelrewrites`, as the others.
+pub async fn rewrites(State(admin): Page) -> Json<Value> {
+    Json(json!({"inferencemodelrewrites": dump(&admin, "InferenceModelRewrite")}))
+}
+
+/// `GET /debug/config_dump/inferenceobjectives`, as the others.
+pub async fn objectives(State(admin): Page) -> Json<Value> {
+    Json(json!({"inferenceobjectives": dump(&admin, "InferenceObjective")}))
 }
 
 /// `GET /debug/config_dump/modelservers`, in Kthena's shape.

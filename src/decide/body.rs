@@ -112,10 +112,6 @@ pub fn parse<'a>(head: &Head, body: &'a Body, max_body: usize) -> Result<(LlmReq
             let text = text(head, chunks, max_body)?;
             let parsed = request::parse(path, head.get("content-type"), text.bytes())
                 .map_err(|error| Refusal::new(Reason::MalformedBody, error.to_string()))?;
-            if parsed.model.is_none() && parsed.api.is_known() {
-                let why = "the request body has no `model`: name the model to use";
-                return Err(Refusal::new(Reason::MalformedBody, why));
-            }
             Ok((parsed, text))
         }
     }
@@ -185,10 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_model_is_malformed_on_known_paths_only() {
+    fn a_missing_body_is_malformed_on_known_paths_only() {
         let reason =
             |path, body: &Body| parse(&head(path, &[]), body, 1 << 20).map(|_| ()).map_err(|r| r.reason);
-        assert_eq!(reason("/v1/chat/completions", &whole("{}")), Err(Reason::MalformedBody));
         assert_eq!(reason("/v1/chat/completions", &whole("")), Err(Reason::MalformedBody));
         assert_eq!(reason("/v1/chat/completions", &Body::Absent), Err(Reason::MalformedBody));
         assert_eq!(reason("/anything", &whole("{}")), Ok(()));

@@ -19,6 +19,26 @@ fn renamed(body: &str, to: &str) -> String {
     String::from_utf8(edits.apply(body.as_bytes())).unwrap()
 }
 
+/// A rewrite may name the model of a body that names none.
+#[rstest]
+#[case(CHAT, r#"{"messages":[]}"#, r#"{"model":"b","messages":[]}"#)]
+#[case(CHAT, " {  } ", r#" {"model":"b"  } "#)]
+#[case(CHAT, "\u{feff}{\"n\":1}", "\u{feff}{\"model\":\"b\",\"n\":1}")]
+#[case("/anything", r#"{"n":1}"#, r#"{"n":1}"#)]
+fn a_missing_model_is_filled_in_on_known_paths(
+    #[case] path: &str,
+    #[case] body: &str,
+    #[case] expected: &str,
+) {
+    let request = parse(path, None, body.as_bytes()).unwrap();
+    let mut edits = Edits::new();
+    request.rename_model("b", &mut edits);
+    assert_eq!(String::from_utf8(edits.apply(body.as_bytes())).unwrap(), expected);
+    let known = path == CHAT;
+    assert_eq!((request.lacks_model(), request.takes_model()), (known, known));
+    assert!(!chat(r#"{"model":"m"}"#).lacks_model() && !LlmRequest::headers_only(CHAT).lacks_model());
+}
+
 #[test]
 fn members_are_read() {
     let request = chat(
@@ -153,7 +173,6 @@ fn forms_are_routed_and_renamed() {
 #[case(r#"{"model":7,"model":"b"}"#, r#"{"model":"real/model-name","model":"real/model-name"}"#)]
 #[case("\u{feff}{\"model\":\"b\"}", "\u{feff}{\"model\":\"real/model-name\"}")]
 #[case(r#"{"model":"real/model-name"}"#, r#"{"model":"real/model-name"}"#)]
-#[case(r#"{"messages":[]}"#, r#"{"messages":[]}"#)]
 fn renaming_changes_the_model_literal_only(#[case] body: &str, #[case] expected: &str) {
     assert_eq!(renamed(body, "real/model-name"), expected);
 }

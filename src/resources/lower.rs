@@ -2,8 +2,11 @@
 
 mod events;
 mod pools;
+mod rewrites;
 mod routes;
 mod speed;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,6 +37,17 @@ const KINDS: [(&str, &[&str]); 6] = [
 ];
 /// Kinds that are known and have no effect yet.
 const LATER: [&str; 1] = ["ExternalModelProvider"];
+/// Kinds of Kthena, the Gateway API and llm-d that others read, some of them named much like ours.
+const OTHERS: [&str; 8] = [
+    "ModelServing",
+    "ModelBooster",
+    "AutoscalingPolicy",
+    "AutoscalingPolicyBinding",
+    "InferencePoolImport",
+    "InferenceModel",
+    "Gateway",
+    "HTTPRoute",
+];
 
 /// Annotations of our own that are read.
 const READ_ANNOTATIONS: [&str; 5] =
@@ -130,6 +144,8 @@ struct Reader {
     routes: Vec<Located<super::ModelRouteSpec>>,
     servers: Vec<Located<super::ModelServerSpec>>,
     inference_pools: Vec<Located<super::InferencePoolSpec>>,
+    objectives: Vec<Located<InferenceObjectiveSpec>>,
+    rewrites: Vec<Located<InferenceModelRewriteSpec>>,
     dump: Vec<Dumped>,
     tokenizer_urls: Vec<(Arc<str>, Problem)>,
 }
@@ -163,21 +179,18 @@ impl Reader {
                 let document = self.read(file, node);
                 self.servers.extend(document);
             }
-            "InferenceObjective" => self.without_effect::<InferenceObjectiveSpec>(file, node),
-            "InferenceModelRewrite" => self.without_effect::<InferenceModelRewriteSpec>(file, node),
+            "InferenceObjective" => {
+                let document = self.read(file, node);
+                self.objectives.extend(document);
+            }
+            "InferenceModelRewrite" => {
+                let document = self.read(file, node);
+                self.rewrites.extend(document);
+            }
             _ => {
                 let document = self.read(file, node);
                 self.inference_pools.extend(document);
             }
-        }
-    }
-
-    /// Reads a document only for what is wrong with it.
-    fn without_effect<T: DeserializeOwned>(&mut self, file: usize, node: Node) {
-        if let Some(document) = self.read::<T>(file, node) {
-            let kind = document.node.at(&["kind"]);
-            let why = format!("{} has no effect in this version", kind.as_str().unwrap_or_default());
-            self.problems[file].warning(kind.place, why, None);
         }
     }
 
@@ -216,21 +229,27 @@ impl Reader {
         }
         let advice = nearest(kind, KINDS.iter().map(|(known, _)| *known))
             .map(|name| format!("did you mean `{name}`?"));
-        match advice {
-            Some(_) => self.problems[file].error(place, format!("unknown kind `{kind}`"), advice),
+        match advice.filter(|_| !OTHERS.contains(&kind)) {
+            Some(advice) => {
+                self.problems[file].error(place, format!("unknown kind `{kind}`"), Some(advice));
+            }
             None => self.problems[file].warning(place, format!("kind `{kind}` is not read"), None),
         }
     }
 
     fn finish(mut self) -> Lowered {
+        self.leave_out_old_groups();
         self.report_duplicates();
+        self.leave_out_namesakes();
         let endpoints = self.endpoints();
         let pools = self.pools(&endpoints);
         let routes = self.routes(&pools);
+        let rewrites = self.rewrites(&pools);
+        let objectives = self.objectives(&pools);
         let mut problems: Vec<Problem> = self.problems.into_iter().flat_map(|p| p.found).collect();
         problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
         Lowered {
-            world: World { endpoints, pools, routes },
+            world: World { endpoints, pools, routes, rewrites, objectives },
             problems,
             dump: self.dump,
             tokenizer_urls: self.tokenizer_urls,
@@ -249,17 +268,9 @@ impl Reader {
             names("ModelRoute", &self.routes),
             names("ModelServer", &self.servers),
             names("InferencePool", &self.inference_pools),
+            names("InferenceObjective", &self.objectives),
+            names("InferenceModelRewrite", &self.rewrites),
         ];
-        for server in &self.servers {
-            if let Some(pool) = self.inference_pools.iter().find(|pool| pool.name == server.name) {
-                let place = pool.place(&["metadata", "name"]);
-                let advice = Some(
-                    "rename one: both are pools, and metrics name pools by namespace and name".to_owned(),
-                );
-                let why = format!("InferencePool {} has the name of a ModelServer", pool.name);
-                self.problems[pool.file].error(place, why, advice);
-            }
-        }
         let mut seen = std::collections::HashSet::new();
         for (kind, name, file, place) in all.into_iter().flatten() {
             if !seen.insert((kind, name.clone())) {
@@ -267,6 +278,23 @@ impl Reader {
                 self.problems[file].error(place, format!("{kind} {name} is described twice"), advice);
             }
         }
+    }
+
+    /// Metrics, flags and debug pages name a pool by namespace and name alone: of two, the ModelServer is meant.
+    fn leave_out_namesakes(&mut self) {
+        let Self { inference_pools, servers, problems, .. } = self;
+        inference_pools.retain(|pool| {
+            let alone = servers.iter().all(|server| server.name != pool.name);
+            if !alone {
+                let why = format!(
+                    "InferencePool {} has no effect: a ModelServer has its name and serves",
+                    pool.name
+                );
+                let advice = Some("rename one if both are meant as pools".to_owned());
+                problems[pool.file].warning(pool.place(&["metadata", "name"]), why, advice);
+            }
+            alone
+        });
     }
 
     fn endpoints(&mut self) -> Vec<endpoint::EndpointSpec> {
@@ -325,137 +353,5 @@ impl Reader {
             });
         }
         specs
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rstest::rstest;
-
-    fn one(text: &str) -> Lowered {
-        lower(&[("a.yaml", Arc::from(text))])
-    }
-
-    fn shown(lowered: &Lowered) -> Vec<String> {
-        let line = |p: &Problem| format!("{}:{} {:?} {}", p.line, p.column, p.severity, p.message);
-        lowered.problems.iter().map(line).collect()
-    }
-
-    const SERVER: &str = "
-apiVersion: networking.serving.volcano.sh/v1alpha1
-kind: ModelServer
-metadata: {name: ms}
-spec:
-  model: org/real
-  inferenceEngine: vLLM
-  workloadSelector: {matchLabels: {app: x}}
-  workloadPort: {port: 8000}
----
-apiVersion: pilotfish.dev/v1alpha1
-kind: Endpoint
-metadata: {name: e, labels: {app: x}}
-spec: {address: '10.0.0.1:8000'}
-";
-
-    #[test]
-    fn a_whole_set_is_read_without_a_problem() {
-        let lowered = one(SERVER);
-        assert!(lowered.problems.is_empty(), "{:?}", shown(&lowered));
-        assert_eq!((lowered.world.endpoints.len(), lowered.world.pools.len()), (1, 1));
-        assert_eq!(lowered.world.pools[0].model.as_deref(), Some("org/real"));
-        assert_eq!(lowered.dump.len(), 2);
-    }
-
-    #[rstest]
-    #[case("kind: Endpoit\napiVersion: pilotfish.dev/v1alpha1\n", "1:7 Error unknown kind `Endpoit`")]
-    #[case("kind: Secret\n", "1:7 Warning kind `Secret` is not read")]
-    #[case("apiVersion: v1\nkind: Endpoint\n", "1:13 Error Endpoint is read as pilotfish.dev/v1alpha1 only")]
-    #[case("a: [1\n", "Error")]
-    #[case(
-        "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: gpu-0}\n",
-        "4:17 Error `gpu-0` is not an address"
-    )]
-    #[case(
-        "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: '[fe80::1%2]:80'}\n",
-        "4:17 Error `[fe80::1%2]:80` is not an address"
-    )]
-    #[case(
-        "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: '1.1.1.1:1', weight: 0}\n",
-        "4:38 Error weight must be above 0, not 0"
-    )]
-    #[case(
-        "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {}\nspec: {address: '1.1.1.1:1'}\n",
-        "3:11 Error a document without `metadata.name`"
-    )]
-    fn each_problem_is_named_at_its_place(#[case] text: &str, #[case] expected: &str) {
-        let lowered = one(text);
-        let shown = shown(&lowered);
-        assert!(shown.iter().any(|line| line.contains(expected)), "{shown:?}");
-    }
-
-    #[rstest]
-    #[case("InferenceObjective", "{priority: -1, poolRef: {name: p}}", None)]
-    #[case("InferenceObjective", "{priority: high, poolRef: {name: p}}", Some("invalid type"))]
-    #[case("InferenceObjective", "{priority: 1}", Some("missing field `poolRef`"))]
-    #[case(
-        "InferenceModelRewrite",
-        "{poolRef: {name: p}, rules: [{matches: [{model: {value: a}}], targets: [{modelRewrite: b, weight: 1}]}]}",
-        None
-    )]
-    #[case("InferenceModelRewrite", "{poolRef: {name: p}, rules: [{targets: [{}]}]}", Some("missing field"))]
-    fn kinds_without_effect_are_read_in_both_groups(
-        #[case] kind: &str,
-        #[case] spec: &str,
-        #[case] wrong: Option<&str>,
-    ) {
-        for group in OBJECTIVE_GROUPS {
-            let text =
-                format!("apiVersion: {group}/v1alpha2\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n");
-            let shown = shown(&one(&text));
-            let none = format!("2:7 Warning {kind} has no effect in this version");
-            assert_eq!(shown.len(), 1, "{shown:?}");
-            assert!(wrong.map_or(shown[0] == none, |wrong| shown[0].contains(wrong)), "{shown:?}");
-        }
-    }
-
-    /// Every kind of mistake in a rule is reported at its place, and leaves the good rules at work.
-    #[test]
-    fn rules_that_cannot_work_are_reported_and_kept_apart() {
-        let route = "---
-apiVersion: networking.serving.volcano.sh/v1alpha1
-kind: ModelRoute
-metadata: {name: r}
-spec:
-  modelName: m
-  rules:
-  - {name: bad-regex, modelMatch: {headers: {x-tier: {regex: '('}}}, targetModels: [{modelServerName: ms}]}
-  - {name: zero, targetModels: [{modelServerName: ms, weight: 0}]}
-  - {name: noname, targetModels: [{modelServerName: ''}]}
-  - {name: ghost, targetModels: [{modelServerName: mss}]}
-  - {name: mixed, targetModels: [{modelServerName: ms, weight: 50}, {modelServerName: ms}]}
-  - {name: both, modelMatch: {uri: {exact: a, prefix: b}, headers: {x: ~}}, targetModels: [{modelServerName: ms}, ~]}
-  - ~
-  - {name: ok, targetModels: [{modelServerName: ms}]}
-";
-        let lowered = one(&format!("{SERVER}{route}"));
-        let shown = shown(&lowered);
-        let expected = [
-            "Error `(` is not a regular expression",
-            "Error every target has weight 0",
-            "Error a target without `modelServerName`",
-            "Error ModelServer default/mss does not exist",
-            "Error some targets have a weight and some have none",
-            "Warning several of exact, prefix and regex are given",
-            "Warning header x has no test",
-            "Error a target that is null",
-            "Error a rule that is null",
-        ];
-        for expected in expected {
-            assert!(shown.iter().any(|line| line.contains(expected)), "{expected} is missing in {shown:#?}");
-        }
-        assert_eq!(lowered.world.routes[0].rules.len(), 7);
-        let ghost = lowered.problems.iter().find(|p| p.message.contains("mss")).unwrap();
-        assert_eq!(ghost.advice.as_deref(), Some("did you mean `ms`?"));
     }
 }

@@ -97,7 +97,14 @@ mod tests {
         };
         let ask = |model, path, tier: Option<&'static str>| {
             let header = move |name: &str| tier.filter(|_| name == "x-tier");
-            rule.matches(&Question { model: Some(model), path, header: &header, draw: 0 })
+            rule.matches(&Question {
+                model: Some(model),
+                path,
+                header: &header,
+                draw: 0,
+                forced_model: None,
+                takes_model: false,
+            })
         };
         assert!(ask("m", "/v1/chat/completions", Some("gold")));
         assert!(!ask("n", "/v1/chat/completions", Some("gold")));

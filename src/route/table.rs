@@ -111,8 +111,8 @@ impl RouteTable {
         if let Some(broken) = &rule.broken {
             return Err(refuse(route, rule, broken));
         }
-        let target =
-            draw(&rule.targets, ask.draw).ok_or_else(|| refuse(route, rule, "every target has weight 0"))?;
+        let target = draw_weighted(&rule.targets, |target| target.weight, ask.draw)
+            .ok_or_else(|| refuse(route, rule, "every target has weight 0"))?;
         Ok(Drawn { server: &target.server, is_adapter, route, rule })
     }
 }
@@ -146,15 +146,15 @@ fn cut(text: &str) -> &str {
 }
 
 /// A target with a chance proportional to its weight; `None` if the sum is 0.
-fn draw(targets: &[Target], draw: u64) -> Option<&Target> {
-    let sum: u64 = targets.iter().map(|target| u64::from(target.weight)).sum();
+pub(super) fn draw_weighted<T>(targets: &[T], weight: impl Fn(&T) -> u32, draw: u64) -> Option<&T> {
+    let sum: u64 = targets.iter().map(|target| u64::from(weight(target))).sum();
     if sum == 0 {
         return None;
     }
     // Multiply-shift maps the draw to 0..sum without the bias of a remainder.
     let mut at = ((u128::from(draw) * u128::from(sum)) >> 64) as u64;
     targets.iter().find(|target| {
-        let weight = u64::from(target.weight);
+        let weight = u64::from(weight(target));
         let here = at < weight;
         at = at.saturating_sub(weight);
         here
@@ -183,7 +183,7 @@ mod tests {
         let mut rng = SmallRng::seed_from_u64(7);
         let mut counts = vec![0i64; weights.len()];
         for _ in 0..10_000 {
-            let chosen = draw(&targets, rng.random()).unwrap();
+            let chosen = draw_weighted(&targets, |target| target.weight, rng.random()).unwrap();
             counts[targets.iter().position(|t| std::ptr::eq(t, chosen)).unwrap()] += 1;
         }
         for (found, expected) in counts.iter().zip(expected) {
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn nothing_is_drawn_from_zero_weights() {
         let zero = [Target { server: ObjectName::new("default", "t"), weight: 0 }];
-        assert!(draw(&zero, 1).is_none());
-        assert!(draw(&[], 1).is_none());
+        assert!(draw_weighted(&zero, |target| target.weight, 1).is_none());
+        assert!(draw_weighted(&[0u32; 0], |weight| *weight, 1).is_none());
     }
 }

@@ -37,7 +37,7 @@ impl Reader {
             routes.push(Route {
                 label: document.name.to_string().into(),
                 name: document.name.clone(),
-                created: created(document),
+                created: document.metadata.created(),
                 model,
                 adapters: spec
                     .lora_adapters
@@ -76,11 +76,6 @@ impl Reader {
             }
         }
     }
-}
-
-/// Creation time in seconds; documents of files have none and tie, so that their names decide.
-fn created(document: &Located<ModelRouteSpec>) -> i64 {
-    document.metadata.creation_timestamp.as_deref().and_then(crate::clock::parse_rfc3339).unwrap_or(0)
 }
 
 fn warn_ineffective(problems: &mut Problems, document: &Located<ModelRouteSpec>) {

@@ -1,0 +1,141 @@
+//! What documents mean together, and what is wrong with them.
+
+use super::*;
+use crate::state::PoolKind;
+use rstest::rstest;
+
+fn one(text: &str) -> Lowered {
+    lower(&[("a.yaml", Arc::from(text))])
+}
+
+fn shown(lowered: &Lowered) -> Vec<String> {
+    let line = |p: &Problem| format!("{}:{} {:?} {}", p.line, p.column, p.severity, p.message);
+    lowered.problems.iter().map(line).collect()
+}
+
+const SERVER: &str = "
+apiVersion: networking.serving.volcano.sh/v1alpha1
+kind: ModelServer
+metadata: {name: ms}
+spec:
+  model: org/real
+  inferenceEngine: vLLM
+  workloadSelector: {matchLabels: {app: x}}
+  workloadPort: {port: 8000}
+---
+apiVersion: pilotfish.dev/v1alpha1
+kind: Endpoint
+metadata: {name: e, labels: {app: x}}
+spec: {address: '10.0.0.1:8000'}
+";
+
+#[test]
+fn a_whole_set_is_read_without_a_problem() {
+    let lowered = one(SERVER);
+    assert!(lowered.problems.is_empty(), "{:?}", shown(&lowered));
+    assert_eq!((lowered.world.endpoints.len(), lowered.world.pools.len()), (1, 1));
+    assert_eq!(lowered.world.pools[0].model.as_deref(), Some("org/real"));
+    assert_eq!(lowered.dump.len(), 2);
+}
+
+#[rstest]
+#[case("kind: Endpoit\napiVersion: pilotfish.dev/v1alpha1\n", "1:7 Error unknown kind `Endpoit`")]
+#[case("kind: Secret\n", "1:7 Warning kind `Secret` is not read")]
+#[case("kind: ModelServing\n", "1:7 Warning kind `ModelServing` is not read")]
+#[case("apiVersion: v1\nkind: Endpoint\n", "1:13 Error Endpoint is read as pilotfish.dev/v1alpha1 only")]
+#[case("a: [1\n", "Error")]
+#[case(
+    "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: gpu-0}\n",
+    "4:17 Error `gpu-0` is not an address"
+)]
+#[case(
+    "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: '[fe80::1%2]:80'}\n",
+    "4:17 Error `[fe80::1%2]:80` is not an address"
+)]
+#[case(
+    "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: '1.1.1.1:1', weight: 0}\n",
+    "4:38 Error weight must be above 0, not 0"
+)]
+#[case(
+    "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {}\nspec: {address: '1.1.1.1:1'}\n",
+    "3:11 Error a document without `metadata.name`"
+)]
+fn each_problem_is_named_at_its_place(#[case] text: &str, #[case] expected: &str) {
+    let lowered = one(text);
+    let shown = shown(&lowered);
+    assert!(shown.iter().any(|line| line.contains(expected)), "{shown:?}");
+}
+
+#[rstest]
+#[case("InferenceObjective", "{priority: high, poolRef: {name: p}}", "invalid type")]
+#[case("InferenceObjective", "{priority: 1}", "missing field `poolRef`")]
+#[case("InferenceModelRewrite", "{poolRef: {name: p}, rules: [{targets: [{}]}]}", "missing field")]
+fn objectives_and_rewrites_are_checked_in_both_groups(
+    #[case] kind: &str,
+    #[case] spec: &str,
+    #[case] expected: &str,
+) {
+    for group in OBJECTIVE_GROUPS {
+        let text =
+            format!("apiVersion: {group}/v1alpha2\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n");
+        let shown = shown(&one(&text));
+        assert_eq!(shown.len(), 1, "{shown:?}");
+        assert!(shown[0].contains(expected), "{shown:?}");
+    }
+}
+
+/// Every kind of mistake in a rule is reported at its place, and leaves the good rules at work.
+#[test]
+fn rules_that_cannot_work_are_reported_and_kept_apart() {
+    let route = "---
+apiVersion: networking.serving.volcano.sh/v1alpha1
+kind: ModelRoute
+metadata: {name: r}
+spec:
+  modelName: m
+  rules:
+  - {name: bad-regex, modelMatch: {headers: {x-tier: {regex: '('}}}, targetModels: [{modelServerName: ms}]}
+  - {name: zero, targetModels: [{modelServerName: ms, weight: 0}]}
+  - {name: noname, targetModels: [{modelServerName: ''}]}
+  - {name: ghost, targetModels: [{modelServerName: mss}]}
+  - {name: mixed, targetModels: [{modelServerName: ms, weight: 50}, {modelServerName: ms}]}
+  - {name: both, modelMatch: {uri: {exact: a, prefix: b}, headers: {x: ~}}, targetModels: [{modelServerName: ms}, ~]}
+  - ~
+  - {name: ok, targetModels: [{modelServerName: ms}]}
+";
+    let lowered = one(&format!("{SERVER}{route}"));
+    let shown = shown(&lowered);
+    let expected = [
+        "Error `(` is not a regular expression",
+        "Error every target has weight 0",
+        "Error a target without `modelServerName`",
+        "Error ModelServer default/mss does not exist",
+        "Error some targets have a weight and some have none",
+        "Warning several of exact, prefix and regex are given",
+        "Warning header x has no test",
+        "Error a target that is null",
+        "Error a rule that is null",
+    ];
+    for expected in expected {
+        assert!(shown.iter().any(|line| line.contains(expected)), "{expected} is missing in {shown:#?}");
+    }
+    assert_eq!(lowered.world.routes[0].rules.len(), 7);
+    let ghost = lowered.problems.iter().find(|p| p.message.contains("mss")).unwrap();
+    assert_eq!(ghost.advice.as_deref(), Some("did you mean `ms`?"));
+}
+
+/// Metrics could not tell them apart.
+#[test]
+fn of_a_model_server_and_a_pool_of_its_name_the_server_serves() {
+    let pool = "---\napiVersion: inference.networking.k8s.io/v1\nkind: InferencePool\nmetadata: {name: ms}\n\
+        spec: {selector: {matchLabels: {app: x}}}\n";
+    let lowered = one(&format!("{SERVER}{pool}"));
+    assert!(
+        shown(&lowered).iter().any(|line| line.contains("Warning InferencePool default/ms has no effect")),
+        "{:#?}",
+        shown(&lowered)
+    );
+    assert!(!lowered.has_errors());
+    let kinds: Vec<PoolKind> = lowered.world.pools.iter().map(|pool| pool.name.kind).collect();
+    assert_eq!(kinds, [PoolKind::ModelServer]);
+}
