@@ -65,6 +65,7 @@ mod feeds {
 mod extproc {
     mod rewrites;
     mod sessions;
+    mod table;
 }
 
 /// How the ports serve: flags, TLS, health, and what gateways' conformance tests ask.
