@@ -157,6 +157,12 @@ impl Reader<'_> {
             let message = format!("profile `{name}` has no scorer: every endpoint counts the same");
             self.problems.warning(place, message, None);
         }
+        for (part, place) in
+            parts.iter().filter(|(part, _)| part.instance.reports.as_ref().is_some_and(Vec::is_empty))
+        {
+            let message = format!("`{}` reports nothing: give it `attributes`", part.name);
+            self.problems.warning(*place, message, None);
+        }
         for (part, place) in parts.iter().filter(|(part, _)| part.instance.needs.shared.is_some()) {
             if !self.options.shared_index {
                 let message =

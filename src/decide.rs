@@ -35,6 +35,7 @@ use crate::state::pool::TrafficPolicy;
 use crate::state::rates::Forecast;
 use crate::state::reservation::Leg;
 use crate::state::{Endpoint, ObjectName, Pool};
+use crate::usage::Attribute;
 
 /// Whether to ask engines for token usage that clients did not ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -159,6 +160,8 @@ pub struct Served {
     pub tokens: Option<Box<Issuer>>,
     /// What it says of its sessions.
     pub sessions: SmallVec<[Session; 1]>,
+    /// What Envoy is told of its response.
+    pub reports: Arc<[Arc<Attribute>]>,
 }
 
 /// Decides requests.
@@ -261,6 +264,7 @@ impl Decider {
         Ok(Verdict::Serve(Box::new(Served {
             tokens,
             sessions,
+            reports: Arc::clone(&pipeline.reports),
             ranked: picked.ranked,
             leg: picked.leg,
             head: arrived.head,

@@ -128,8 +128,13 @@ pub fn schema(kinds: &[&Kind]) -> Value {
 }
 
 fn roles(kind: &Kind) -> String {
-    let Instance { filter, scorer, picker, .. } = (kind.build)(Value::Null).unwrap_or_default();
-    let roles = [("filter", filter.is_some()), ("scorer", scorer.is_some()), ("picker", picker.is_some())];
+    let Instance { filter, scorer, picker, reports, .. } = (kind.build)(Value::Null).unwrap_or_default();
+    let roles = [
+        ("filter", filter.is_some()),
+        ("scorer", scorer.is_some()),
+        ("picker", picker.is_some()),
+        ("reporter", reports.is_some()),
+    ];
     let played: Vec<&str> = roles.iter().filter(|(_, plays)| *plays).map(|(role, _)| *role).collect();
     played.join(" and ")
 }

@@ -16,6 +16,7 @@ pub mod pick_weighted_random;
 pub mod pick_weighted_round_robin;
 mod ranking;
 mod rendezvous;
+pub mod report_attribute;
 pub mod score_bounded_load_hash;
 pub mod score_gauges;
 pub mod score_gpu_usage;
@@ -71,6 +72,7 @@ pub const PLUGINS: &[&Kind] = &[
     &pick_weighted_round_robin::KIND,
     &pick_two_choices::KIND,
     &pick_least_connections::KIND,
+    &report_attribute::KIND,
 ];
 
 /// The plugin type of that name, among `extra` first, which is how a binary of your own adds one.

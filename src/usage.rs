@@ -3,6 +3,7 @@
 mod decoding;
 mod json_body;
 mod message;
+mod report;
 mod source;
 mod sse;
 
@@ -12,6 +13,7 @@ mod tests;
 use decoding::Decoding;
 use json_body::JsonBody;
 use message::Findings;
+pub use report::{Attribute, ExpressionError};
 pub use source::UsageSource;
 use sse::EventStream;
 

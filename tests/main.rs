@@ -63,6 +63,7 @@ mod feeds {
 
 /// What an ext_proc client of llm-d's kind sees.
 mod extproc {
+    mod reports;
     mod rewrites;
     mod sessions;
     mod table;

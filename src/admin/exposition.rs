@@ -72,6 +72,7 @@ impl Collector for Sources {
         events(&mut encoder, &snapshot, &self.events)?;
         self.metrics.set_degraded(Degraded::KvEvents, self.events.is_degraded());
         bookings(&mut encoder, &snapshot)?;
+        reports(&mut encoder, &self.scheduler)?;
         tokens(&mut encoder, &self.metrics, &snapshot)?;
         caches::caches(&mut encoder, &self.metrics, &snapshot, &self.scheduler)?;
         tokenizing::tokenizing(&mut encoder, &self.metrics, &self.tokenizing, &self.renderer)?;
@@ -171,6 +172,16 @@ fn requests(
                 family.counter([("pool", &*pool.label), ("outcome", outcome.name())], n)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Attributes of responses that operators have reported.
+fn reports(encoder: &mut DescriptorEncoder<'_>, scheduler: &Scheduler) -> fmt::Result {
+    let help = "Responses on which the expression of a reported attribute failed";
+    let mut family = Family::new(encoder, "report_failures", help, MetricType::Counter)?;
+    for report in scheduler.pipeline().reports.iter() {
+        family.counter([("namespace", &*report.namespace), ("name", &*report.name)], report.failures())?;
     }
     Ok(())
 }

@@ -29,6 +29,19 @@ struct Ready<'n> {
     built: Option<(&'static str, Instance)>,
 }
 
+impl Ready<'_> {
+    /// Whether it does nothing unless a profile lists it.
+    fn takes_part(&self) -> bool {
+        self.built.as_ref().is_some_and(|(_, instance)| instance.reports.is_none())
+    }
+
+    /// Its part, if it acts on responses: on all, as in llm-d.
+    fn reporter(&self) -> Option<(Part, Place)> {
+        let (kind, instance) = self.built.as_ref().filter(|(_, instance)| instance.reports.is_some())?;
+        Some((part(self.listed.name, kind, instance.clone(), 1.0), self.listed.place))
+    }
+}
+
 /// Reads the document.
 pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
     let members: Vec<&str> = MEMBERS.into_iter().chain(unserved::names()).collect();
@@ -55,7 +68,10 @@ pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
         }
     }
     unlisted(reader, &ready, profiles);
-    one_of(reader, planned, serving)
+    let mut chosen = one_of(reader, planned, serving)?;
+    chosen.parts.retain(|(part, _)| part.instance.reports.is_none());
+    chosen.parts.extend(ready.iter().filter_map(Ready::reporter));
+    Some(chosen)
 }
 
 fn version(reader: &mut Reader<'_>, node: &Node) {
@@ -288,7 +304,7 @@ fn unlisted(reader: &mut Reader<'_>, ready: &[Ready<'_>], profiles: &[Node]) {
     let entries = || profiles.iter().filter_map(|profile| profile.get("plugins")).flat_map(Node::items);
     let listed =
         |name: &str| entries().any(|entry| entry.get("pluginRef").and_then(Node::as_str) == Some(name));
-    for one in ready.iter().filter(|one| one.built.is_some() && !listed(one.listed.name)) {
+    for one in ready.iter().filter(|one| one.takes_part() && !listed(one.listed.name)) {
         let message = format!("`{}` has no effect: no profile lists it", one.listed.name);
         reader.problems.warning(one.listed.place, message, None);
     }

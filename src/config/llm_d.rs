@@ -105,7 +105,6 @@ const LACKING: &[&str] = &[
     "multicluster-approx-prefix-cache-producer",
     "latency-slo-admitter",
     "probabilistic-admitter",
-    "request-attribute-reporter",
     "destination-endpoint-served-verifier",
     "round-robin-fairness-policy",
     "program-aware-fairness",

@@ -32,7 +32,7 @@ use crate::request::head::Head;
 use crate::schedule::Subset;
 use crate::session::Issuer;
 use crate::settle::Progress;
-use crate::usage::Scanner;
+use crate::usage::{Attribute, Scanner};
 
 /// Most bytes in one piece of a body that we send: two chained full-duplex filters lose the end of larger ones.
 pub const MAX_PIECE: usize = 62_000;
@@ -89,6 +89,7 @@ pub struct Exchange {
     scanner: Option<Scanner>,
     withhold_usage: bool,
     tokens: Option<Box<Issuer>>,
+    reports: Arc<[Arc<Attribute>]>,
     /// What has been seen of the response.
     pub progress: Progress,
 }
@@ -112,6 +113,7 @@ impl Exchange {
             scanner: None,
             withhold_usage: false,
             tokens: None,
+            reports: Arc::default(),
             progress: Progress::default(),
         }
     }
@@ -331,6 +333,7 @@ impl Exchange {
         }
         self.withhold_usage = served.withhold_usage;
         self.tokens = served.tokens.take();
+        self.reports = Arc::clone(&served.reports);
         self.progress.decided = Some(now);
         self.phase = Phase::Responding;
         Ok(())

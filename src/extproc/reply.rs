@@ -22,6 +22,7 @@ use crate::refusal::Refusal;
 use crate::request::head::Head;
 use crate::session::{Carrier, Issuer};
 use crate::state::Endpoint;
+use crate::usage::{Attribute, Usage};
 
 /// The header and metadata key of the destination.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
@@ -207,10 +208,20 @@ fn session_by_address(tokens: &Issuer) -> HashMap<String, Value> {
     tokens.carriers().map(|carrier| (name(carrier), by_address(carrier))).collect()
 }
 
-/// The output tokens, once known.
-pub fn output_tokens(tokens: u64) -> Struct {
-    let own = HashMap::from([("output_tokens".to_owned(), number(tokens))]);
-    Struct { fields: HashMap::from([(NAMESPACE.to_owned(), structure(own))]) }
+/// The output tokens, once known, and what the operator has reported of them.
+pub fn usage(usage: &Usage, reports: &[Arc<Attribute>]) -> Struct {
+    let own = HashMap::from([("output_tokens".to_owned(), number(usage.completion))]);
+    let mut namespaces = HashMap::from([(NAMESPACE.to_owned(), own)]);
+    for report in reports {
+        if let Some(value) = report.value(usage) {
+            let value = Value { kind: Some(Kind::NumberValue(value as f64)) };
+            namespaces
+                .entry(report.namespace.to_string())
+                .or_default()
+                .insert(report.name.to_string(), value);
+        }
+    }
+    Struct { fields: namespaces.into_iter().map(|(name, fields)| (name, structure(fields))).collect() }
 }
 
 /// A header reply that carries a decision.

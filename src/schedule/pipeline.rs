@@ -8,6 +8,7 @@ use super::plugin::{Filter, Instance, Picker, Scorer, SharedNeeds};
 use crate::index::{ApproximateIndex, TextIndex};
 use crate::prompt::BlockNeeds;
 use crate::session::{Affinity, Binding, Carrier};
+use crate::usage::Attribute;
 
 /// A filter under the name the configuration gave it.
 #[derive(Clone, Debug)]
@@ -68,6 +69,8 @@ pub struct Pipeline {
     pub heads: SmallVec<[usize; 1]>,
     /// How sessions are bound, if a plugin of the profile asks; equal ways are one.
     pub affinities: SmallVec<[Arc<Affinity>; 1]>,
+    /// What Envoy is told of responses.
+    pub reports: Arc<[Arc<Attribute>]>,
 }
 
 /// Blocks of text remembered for all endpoints together: at about 100 bytes each, 1.6 GB at the very most.
@@ -130,6 +133,7 @@ impl Pipeline {
         let (mut tokens, mut held) = (false, false);
         let mut shared: Option<SharedNeeds> = None;
         let mut heads = SmallVec::new();
+        let mut reports = Vec::new();
         let mut affinities: SmallVec<[Arc<Affinity>; 1]> = SmallVec::new();
         for part in parts {
             match (blocks, part.instance.needs.blocks) {
@@ -169,6 +173,7 @@ impl Pipeline {
                     scorer,
                 });
             }
+            reports.extend(part.instance.reports.into_iter().flatten());
             if let Some(found) = part.instance.picker {
                 if picker.is_some() {
                     return Err(PipelineError::SecondPicker(part.name));
@@ -192,6 +197,7 @@ impl Pipeline {
             shared,
             heads,
             affinities,
+            reports: reports.into(),
         })
     }
 }

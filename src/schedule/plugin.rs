@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::cycle::{Candidate, Cycle};
 use crate::prompt::BlockNeeds;
 use crate::session::Binding;
+use crate::usage::Attribute;
 
 /// Drops candidates.
 pub trait Filter: Debug + Send + Sync {
@@ -97,6 +98,8 @@ pub struct Instance {
     pub scorer: Option<Arc<dyn Scorer>>,
     /// Its picker.
     pub picker: Option<Arc<dyn Picker>>,
+    /// What it reports of responses, if it is there for that.
+    pub reports: Option<Vec<Arc<Attribute>>>,
     /// What it needs.
     pub needs: Needs,
 }

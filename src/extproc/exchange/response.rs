@@ -104,7 +104,7 @@ impl Exchange {
             out.push_back(reply::response_body(replaced));
         }
         if end_of_stream {
-            self.attach_output_tokens(out);
+            self.attach_usage(out);
         }
         if first { Step::FirstByte } else { Step::Wait }
     }
@@ -133,7 +133,7 @@ impl Exchange {
             self.note_scanned();
         }
         out.push_back(reply::continue_response_trailers());
-        self.attach_output_tokens(out);
+        self.attach_usage(out);
         Step::Wait
     }
 
@@ -147,9 +147,9 @@ impl Exchange {
     }
 
     /// The last reply of a response tells Envoy what it cost, for its logs and limits.
-    fn attach_output_tokens(&self, out: &mut Outbox) {
+    fn attach_usage(&self, out: &mut Outbox) {
         if let (Some(usage), Some(last)) = (self.progress.usage(), out.back_mut()) {
-            last.dynamic_metadata = Some(reply::output_tokens(usage.completion));
+            last.dynamic_metadata = Some(reply::usage(&usage, &self.reports));
         }
     }
 }
