@@ -3,7 +3,7 @@
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::kit::extproc::{CHAT, request_of, serve_steps};
+use crate::kit::extproc::{CHAT, request_of, run, serve_steps};
 use crate::kit::picker::Picker;
 use crate::kit::resources::{endpoint, pool, route, server};
 
@@ -56,6 +56,25 @@ async fn the_engine_sees_the_model_that_a_rule_or_a_trusted_header_names(
     let target: Value = serde_json::from_str(expected).unwrap();
     assert_eq!(served.decision["target_model"], target["model"]);
     assert_eq!(served.decision["route"], route);
+}
+
+/// A form has no place for a model that it does not name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_form_without_a_model_is_refused_whatever_a_rule_or_header_names() {
+    let picker = Picker::with(&one_pool()).switch("--trust-hints").start().await;
+    for forced in [None, Some("forced")] {
+        let mut headers =
+            vec![[":method", "POST"], [":path", CHAT], ["content-type", "multipart/form-data; boundary=b"]];
+        headers.extend(forced.map(|model| [FORCE, model]));
+        let form = "--b\r\ncontent-disposition: form-data; name=\"language\"\r\n\r\nen\r\n--b--\r\n";
+        let steps =
+            [json!({"rh": {"headers": headers, "eos": false}}), json!({"rb": {"text": form, "eos": true}})];
+        let replies = run(&picker, &steps).await;
+        assert_eq!(
+            (replies.refused().status(), replies.refused().reason().as_str()),
+            (400, "malformed-body")
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
