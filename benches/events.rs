@@ -120,6 +120,7 @@ fn follower() -> Follower {
         engine: EngineKind::Vllm,
         event_ports: EventPorts::default(),
         drain: false,
+        pod: None,
     }));
     let mut follower = Follower::new(endpoint, Arc::new(TokenIndexes::default()), 1, false);
     follower.connected(0);

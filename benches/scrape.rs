@@ -45,6 +45,7 @@ fn observe(bencher: Bencher<'_, '_>, filtered: bool) {
         engine: EngineKind::Vllm,
         event_ports: EventPorts::default(),
         drain: false,
+        pod: None,
     });
     let mut observer = Observer::new(&endpoint, Combine::Max);
     bencher.counter(BytesCount::new(page.len())).bench_local(|| {

@@ -2,6 +2,7 @@
 
 mod certificates;
 mod drain;
+mod effect;
 mod feeds;
 mod health;
 mod servers;

@@ -1,7 +1,8 @@
-//! Where the state comes from: files that describe endpoints, pools and routes, and what engines report of themselves.
+//! Where the state comes from: files and API servers that describe endpoints, pools and routes, and what engines report of themselves.
 
 pub mod client;
 pub mod file;
+pub mod kube;
 pub mod kv_events;
 pub mod redis;
 pub mod relay;

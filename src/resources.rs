@@ -13,6 +13,7 @@ pub mod lower;
 pub mod model_route;
 pub mod model_server;
 pub mod object;
+pub mod pod;
 pub mod tokenizer;
 
 use std::collections::BTreeMap;

@@ -30,6 +30,8 @@ pub struct World {
     pub rewrites: Vec<(ObjectName, Rewrite)>,
     /// Objectives with their priorities.
     pub objectives: Vec<(ObjectName, i32)>,
+    /// Uids of pods that ended since the last world: what is known of their caches is void at once.
+    pub ended: Vec<Arc<str>>,
 }
 
 /// A pool as described.
@@ -41,6 +43,10 @@ pub struct PoolSpec {
     pub model: Option<String>,
     /// Labels an endpoint of its namespace must carry; none selects none.
     pub selector: BTreeMap<String, String>,
+    /// Ports of pods, each an endpoint of its own.
+    pub ports: Vec<u16>,
+    /// Annotations that speak for those of its pods that do not say it themselves.
+    pub annotations: BTreeMap<String, String>,
     /// Timeout and retries.
     pub traffic: TrafficPolicy,
     /// The engine its endpoints run, if said.
@@ -50,20 +56,34 @@ pub struct PoolSpec {
 }
 
 impl PoolSpec {
-    /// Whether it selects that endpoint.
+    /// Whether it selects that endpoint. The address that a document gives wins over the pool's ports.
     pub fn selects(&self, endpoint: &EndpointSpec) -> bool {
+        self.selects_labels(&endpoint.name.namespace, &endpoint.labels)
+            && (endpoint.pod.is_none() || self.ports.contains(&endpoint.address.port()))
+    }
+
+    /// Whether it selects what carries these labels in that namespace.
+    pub fn selects_labels(&self, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
         !self.selector.is_empty()
-            && self.name.object.namespace == endpoint.name.namespace
-            && self.selector.iter().all(|(key, value)| endpoint.labels.get(key) == Some(value))
+            && *self.name.object.namespace == *namespace
+            && self.selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 }
 
 /// The feeds' side of the state: remembers endpoints and pools between worlds.
 #[derive(Debug, Default)]
 pub struct Topology {
-    endpoints: AHashMap<ObjectName, Arc<Endpoint>>,
+    endpoints: AHashMap<Key, Arc<Endpoint>>,
     pools: AHashMap<PoolName, Known>,
     retired: Vec<(Instant, Arc<Endpoint>)>,
+}
+
+/// See [`EndpointSpec::key`].
+type Key = (ObjectName, u16);
+
+fn key(spec: &EndpointSpec) -> Key {
+    let (name, port) = spec.key();
+    (name.clone(), port)
 }
 
 #[derive(Debug, Default)]
@@ -96,9 +116,11 @@ impl Topology {
                 Some(known) => Arc::new(known.changed(spec.clone())),
             };
             endpoint.health.set_drain(spec.drain);
-            self.endpoints.insert(spec.name.clone(), endpoint);
+            self.endpoints.insert(key(spec), endpoint);
         }
         self.retired.extend(previous.into_values().map(|endpoint| (now, endpoint)));
+        let ended = |endpoint: &Endpoint| endpoint.pod.as_ref().is_some_and(|p| world.ended.contains(&p.uid));
+        self.retired.retain(|(_, endpoint)| !ended(endpoint));
 
         let live: HashSet<u64> = self.live_slots().collect();
         let mut known = std::mem::take(&mut self.pools);
@@ -106,11 +128,11 @@ impl Topology {
             let mut before = known.remove(&spec.name).unwrap_or_default();
             let mut selected: Vec<&EndpointSpec> =
                 world.endpoints.iter().filter(|e| spec.selects(e)).collect();
-            selected.sort_by(|a, b| a.name.cmp(&b.name));
+            selected.sort_by_key(|endpoint| endpoint.key());
             let members: Vec<Arc<Member>> = selected
                 .iter()
                 .map(|endpoint| {
-                    let endpoint = Arc::clone(&self.endpoints[&endpoint.name]);
+                    let endpoint = Arc::clone(&self.endpoints[&key(endpoint)]);
                     match before.members.remove(&endpoint.slot) {
                         None => Arc::new(Member::new(endpoint)),
                         Some(member) if Arc::ptr_eq(&member.endpoint, &endpoint) => member,
@@ -128,7 +150,7 @@ impl Topology {
             Arc::new(pool.with_tokenizer(spec.tokenizer.clone()))
         });
         let pools = pools.collect();
-        let endpoints = world.endpoints.iter().map(|spec| Arc::clone(&self.endpoints[&spec.name])).collect();
+        let endpoints = world.endpoints.iter().map(|spec| Arc::clone(&self.endpoints[&key(spec)])).collect();
         let routes = RouteTable::new(world.routes.into_iter().map(Arc::new).collect());
         Snapshot::new(endpoints, pools, routes).with_models(world.rewrites, world.objectives)
     }
@@ -145,11 +167,11 @@ impl Topology {
     /// another is retired.
     fn known(
         &mut self,
-        previous: &mut AHashMap<ObjectName, Arc<Endpoint>>,
+        previous: &mut AHashMap<Key, Arc<Endpoint>>,
         spec: &EndpointSpec,
         now: Instant,
     ) -> Option<Arc<Endpoint>> {
-        match previous.remove(&spec.name) {
+        match previous.remove(&key(spec)) {
             Some(endpoint) if endpoint.is(spec) => return Some(endpoint),
             Some(other) => self.retired.push((now, other)),
             None => {}
@@ -163,6 +185,7 @@ impl Topology {
 mod tests {
     use super::*;
     use crate::state::PoolKind;
+    use crate::state::endpoint::PodIdentity;
     use crate::state::reservation::tests::work;
     use crate::state::reservation::{Leg, Role};
 
@@ -176,6 +199,7 @@ mod tests {
             engine: EngineKind::Vllm,
             event_ports: crate::state::endpoint::EventPorts::default(),
             drain: false,
+            pod: None,
         }
     }
 
@@ -184,6 +208,8 @@ mod tests {
             name: PoolName { kind: PoolKind::ModelServer, object: ObjectName::new("default", name) },
             model: None,
             selector: BTreeMap::from([("app".to_owned(), app.to_owned())]),
+            ports: vec![80],
+            annotations: BTreeMap::new(),
             traffic: TrafficPolicy::default(),
             engine: None,
             tokenizer: None,
@@ -242,6 +268,38 @@ mod tests {
         assert_eq!(topology.live_slots().collect::<Vec<_>>(), [slot]);
         tokio::time::advance(GRACE).await;
         assert_ne!(topology.apply(here(), Instant::now()).endpoints[0].slot, slot);
+    }
+
+    fn in_pod(uid: &str, mut spec: EndpointSpec) -> EndpointSpec {
+        spec.pod = Some(PodIdentity { uid: uid.into(), rank: 0 });
+        spec
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_ended_leaves_nothing_and_one_created_anew_inherits_nothing() {
+        let mut topology = Topology::default();
+        let here = |uid| world(vec![in_pod(uid, endpoint("a", "10.0.0.1:80", "x"))], vec![pool("p", "x")]);
+        let slot = topology.apply(here("1"), Instant::now()).endpoints[0].slot;
+        let ended = World { ended: vec!["1".into()], ..World::default() };
+        topology.apply(ended, Instant::now());
+        assert_eq!(topology.live_slots().count(), 0);
+        let anew = topology.apply(here("2"), Instant::now()).endpoints[0].slot;
+        assert_ne!(anew, slot);
+        let third = topology.apply(here("3"), Instant::now()).endpoints[0].slot;
+        assert_ne!(third, anew, "the same name and address are not the same pod");
+    }
+
+    #[test]
+    fn a_pool_takes_the_engines_of_a_pod_on_its_own_ports_only() {
+        let mut topology = Topology::default();
+        let engines = ["10.0.0.1:80", "10.0.0.1:81"].map(|at| in_pod("1", endpoint("a", at, "x")));
+        let mut other = pool("other", "x");
+        other.ports = vec![81, 82];
+        let snapshot = topology.apply(world(engines.to_vec(), vec![pool("p", "x"), other]), Instant::now());
+        let of = |at: usize| -> Vec<u16> {
+            snapshot.pools[at].members.iter().map(|member| member.endpoint.address.port()).collect()
+        };
+        assert_eq!((of(0), of(1)), (vec![80], vec![81]));
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use arc_swap::ArcSwap;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::effect::Effect;
 use crate::admin::Admin;
 use crate::args::ServeArgs;
 use crate::config::{self, TokenizerSettings};
@@ -26,7 +26,7 @@ use crate::schedule::plugin::Kind;
 use crate::schedule::{Pipeline, Scheduler};
 use crate::session::Key;
 use crate::settle::OnUnknownModel;
-use crate::topology::{GRACE, Topology};
+use crate::topology::GRACE;
 
 /// The name under which problems of `--config-text` are reported.
 const CONFIG_TEXT: &str = "--config-text";
@@ -157,8 +157,9 @@ pub fn start(
     };
     // The watch is created first: what changes while the first version is read is seen.
     let watch = Watch::new(&dir, Timing::default());
-    let mut feed = ResourceFeed { dir, resources: Resources::default(), topology: Topology::default() };
-    feed.reload(admin)?;
+    let effect = Effect::new(Arc::clone(admin));
+    let mut feed = ResourceFeed { dir, resources: Resources::default(), effect };
+    feed.reload()?;
     tasks.spawn(until_stopped(stop.clone(), follow_resources(feed, watch, Arc::clone(admin))));
     if let Some(path) = args.config.clone() {
         let watch = Watch::new(&path, Timing::default());
@@ -180,44 +181,17 @@ async fn until_stopped(stop: CancellationToken, feed: impl Future<Output = ()>) 
 struct ResourceFeed {
     dir: PathBuf,
     resources: Resources,
-    topology: Topology,
+    effect: Effect,
 }
 
 impl ResourceFeed {
-    /// Drops cache knowledge of endpoints whose grace period is over.
-    fn forget_the_gone(&mut self, admin: &Admin) {
-        self.topology.prune(Instant::now());
-        let live: std::collections::HashSet<u64> = self.topology.live_slots().collect();
-        let live = |slot| live.contains(&slot);
-        admin.shared.decider.scheduler.retain(&live);
-        admin.events.retain(&live);
-    }
-
-    fn reload(&mut self, admin: &Admin) -> Result<()> {
+    fn reload(&mut self) -> Result<()> {
         let loaded = file::load(&self.dir)
             .map_err(|error| anyhow::anyhow!("--resources {}: {error}", self.dir.display()))?;
         let mut lowered = self.resources.reload(loaded);
-        let settings = admin.shared.decider.tokenizing.sources.load();
-        let unlisted = lowered.tokenizer_urls.iter().filter(|(url, _)| !settings.lists(url));
-        lowered.problems.extend(unlisted.map(|(_, problem)| problem.clone()));
-        report("resources", &lowered.problems);
-        admin.shared.metrics.set_degraded(Degraded::Resources, lowered.has_errors());
-        let snapshot = self.topology.apply(lowered.world, Instant::now());
-        tracing::info!(
-            endpoints = snapshot.endpoints.len(),
-            pools = snapshot.pools.len(),
-            routes = snapshot.routes.all().len(),
-            "resources stand"
-        );
-        let tokenizing = &admin.shared.decider.tokenizing;
-        tokenizing.follow(snapshot.pools.iter().map(|pool| &**pool));
-        admin.scraper.follow(&snapshot.endpoints);
-        admin.events.follow(&snapshot.endpoints);
-        admin.shared.decider.store.replace(snapshot);
-        self.forget_the_gone(admin);
-        let mut documents = admin.documents.write();
-        documents.resources = lowered.dump;
-        documents.resource_problems = lowered.problems;
+        self.effect.stand(std::mem::take(&mut lowered.world));
+        self.effect.show(lowered);
+        self.effect.tell();
         Ok(())
     }
 }
@@ -228,11 +202,11 @@ async fn follow_resources(mut feed: ResourceFeed, mut watch: Watch, admin: Arc<A
         tokio::select! {
             () = watch.changed() => {}
             _ = minute.tick() => {
-                feed.forget_the_gone(&admin);
+                feed.effect.forget_the_gone();
                 continue;
             }
         }
-        if let Err(error) = feed.reload(&admin) {
+        if let Err(error) = feed.reload() {
             tracing::warn!("{error:#}; the last resources stay");
             admin.shared.metrics.set_degraded(Degraded::Resources, true);
         }

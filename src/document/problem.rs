@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::node::Place;
 
 /// How bad a problem is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// It works, but not as written.
@@ -19,7 +19,7 @@ pub enum Severity {
 }
 
 /// One problem.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Problem {
     /// The file, or `--config-text`.
     pub file: PathBuf,

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::document::{Place, Problem, Problems, Severity};
-use crate::resources::lower::{Lowered, lower};
+use crate::resources::lower::{Lowered, lower, lower_objects};
 
 /// Bytes from which a file is taken for a mistake.
 pub const MAX_FILE_BYTES: u64 = 8 << 20;
@@ -72,17 +72,29 @@ pub fn text_of(path: &Path) -> Result<Arc<str>, String> {
 }
 
 /// Reads resources again and again, and remembers each file as it was when it last had no errors.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Resources {
     good: BTreeMap<PathBuf, Arc<str>>,
+    lower: fn(&[(PathBuf, Arc<str>)]) -> Lowered,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self { good: BTreeMap::new(), lower: lower::<PathBuf> }
+    }
 }
 
 impl Resources {
+    /// For what an API server holds, each object a file of its own.
+    pub fn of_objects() -> Self {
+        Self { good: BTreeMap::new(), lower: lower_objects::<PathBuf> }
+    }
+
     /// What the files mean now. A file with errors counts as it last was without any; if it never was, its wrong documents
     /// are left out. The problems are those of the files as they are.
     pub fn reload(&mut self, loaded: Loaded) -> Lowered {
         let Loaded { files, problems: unreadable } = loaded;
-        let mut lowered = lower(&files);
+        let mut lowered = (self.lower)(&files);
         let wrong = |file: &Path| {
             let mut errors = lowered.problems.iter().filter(|problem| problem.severity == Severity::Error);
             errors.any(|problem| problem.file == file)
@@ -116,7 +128,7 @@ impl Resources {
         }
         self.good = good;
         if replaced {
-            let instead = lower(&served);
+            let instead = (self.lower)(&served);
             lowered.world = instead.world;
             lowered.dump = instead.dump;
         }

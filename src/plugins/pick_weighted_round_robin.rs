@@ -82,6 +82,7 @@ mod tests {
                 gpu: crate::state::rates::Speed::default(),
                 event_ports: crate::state::endpoint::EventPorts::default(),
                 drain: false,
+                pod: None,
             }))
         };
         let pool = pool_of(&[endpoint(1, 3.0), endpoint(2, 1.0)]);

@@ -1,12 +1,15 @@
 //! From documents to a world: every problem that a document alone, or all of them together, can show.
 
 mod events;
+mod pods;
 mod pools;
 mod rewrites;
 mod routes;
 mod speed;
 #[cfg(test)]
 mod tests;
+
+pub use pods::{PodEndpoints, Unroutable, pod_endpoints};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -49,9 +52,10 @@ const OTHERS: [&str; 8] = [
     "HTTPRoute",
 ];
 
+/// The annotation that says what `drain` says.
+const DRAIN: &str = "pilotfish.dev/drain";
 /// Annotations of our own that are read.
-const READ_ANNOTATIONS: [&str; 5] =
-    ["pilotfish.dev/drain", events::EVENTS, events::REPLAY, speed::WEIGHT, speed::GPU];
+const READ_ANNOTATIONS: [&str; 5] = [DRAIN, events::EVENTS, events::REPLAY, speed::WEIGHT, speed::GPU];
 
 /// What a set of files means, and what is wrong with it.
 #[derive(Debug, Default)]
@@ -78,6 +82,17 @@ pub struct Dumped {
 }
 
 impl Lowered {
+    /// All but the world.
+    #[must_use]
+    pub fn without_world(&self) -> Self {
+        Self {
+            world: World::default(),
+            problems: self.problems.clone(),
+            dump: self.dump.clone(),
+            tokenizer_urls: self.tokenizer_urls.clone(),
+        }
+    }
+
     /// Whether anything is an error.
     pub fn has_errors(&self) -> bool {
         self.problems.iter().any(|problem| problem.severity == Severity::Error)
@@ -100,20 +115,36 @@ impl<T> Located<T> {
     }
 }
 
+/// Where what is wrong with one document is told.
+struct Report<'a> {
+    problems: &'a mut Problems,
+    place: &'a dyn Fn(&[&str]) -> Place,
+}
+
+impl Report<'_> {
+    fn error(&mut self, path: &[&str], message: String, advice: Option<String>) {
+        self.problems.error((self.place)(path), message, advice);
+    }
+
+    fn warning(&mut self, path: &[&str], message: String, advice: Option<String>) {
+        self.problems.warning((self.place)(path), message, advice);
+    }
+}
+
 /// Reads files (path and text) together.
-pub fn lower(files: &[(impl AsRef<Path>, Arc<str>)]) -> Lowered {
-    lower_with(files, Unknown::Error)
+pub fn lower<P: AsRef<Path>>(files: &[(P, Arc<str>)]) -> Lowered {
+    lower_with(files, Origin::File)
 }
 
 /// Reads objects of an API server together, each as [`object::document`](super::object::document) writes it. A member that
 /// is unknown here stands in a newer definition than ours: the object serves without it.
-pub fn lower_objects(objects: &[(impl AsRef<Path>, Arc<str>)]) -> Lowered {
-    lower_with(objects, Unknown::Warning)
+pub fn lower_objects<P: AsRef<Path>>(objects: &[(P, Arc<str>)]) -> Lowered {
+    lower_with(objects, Origin::Cluster)
 }
 
-fn lower_with(files: &[(impl AsRef<Path>, Arc<str>)], unknown: Unknown) -> Lowered {
+fn lower_with(files: &[(impl AsRef<Path>, Arc<str>)], origin: Origin) -> Lowered {
     let mut reader = Reader {
-        unknown,
+        origin,
         problems: files.iter().map(|(file, text)| Problems::new(file.as_ref(), Arc::clone(text))).collect(),
         ..Reader::default()
     };
@@ -126,19 +157,19 @@ fn lower_with(files: &[(impl AsRef<Path>, Arc<str>)], unknown: Unknown) -> Lower
     reader.finish()
 }
 
-/// What a member is that no type knows.
-#[derive(Clone, Copy, Debug, Default)]
-enum Unknown {
-    /// A slip of the pen.
+/// Where documents come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Origin {
+    /// A file: a member that no type knows is a slip of the pen, and Endpoints are all there are.
     #[default]
-    Error,
-    /// Something newer.
-    Warning,
+    File,
+    /// An API server: a member that no type knows is something newer, and pods come and go.
+    Cluster,
 }
 
 #[derive(Debug, Default)]
 struct Reader {
-    unknown: Unknown,
+    origin: Origin,
     problems: Vec<Problems>,
     endpoints: Vec<Located<EndpointSpec>>,
     routes: Vec<Located<super::ModelRouteSpec>>,
@@ -197,9 +228,9 @@ impl Reader {
     /// Reads one document into its type, with its name.
     fn read<T: DeserializeOwned>(&mut self, file: usize, mut node: Node) -> Option<Located<T>> {
         let problems = &mut self.problems[file];
-        let read = match self.unknown {
-            Unknown::Error => typed::<Document<T>>(&node).map(|document| (document, Vec::new())),
-            Unknown::Warning => typed_without_unknown(&mut node),
+        let read = match self.origin {
+            Origin::File => typed::<Document<T>>(&node).map(|document| (document, Vec::new())),
+            Origin::Cluster => typed_without_unknown(&mut node),
         };
         let (document, unknown) = match read {
             Ok(read) => read,
@@ -249,7 +280,7 @@ impl Reader {
         let mut problems: Vec<Problem> = self.problems.into_iter().flat_map(|p| p.found).collect();
         problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
         Lowered {
-            world: World { endpoints, pools, routes, rewrites, objectives },
+            world: World { endpoints, pools, routes, rewrites, objectives, ended: Vec::new() },
             problems,
             dump: self.dump,
             tokenizer_urls: self.tokenizer_urls,
@@ -318,8 +349,12 @@ impl Reader {
                     None,
                 );
             }
-            let Some((weight, gpu)) = speed::speed(document, problems) else { continue };
-            let event_ports = events::ports(document, address, problems);
+            let (spec, annotations) = (&document.spec, &document.metadata.annotations);
+            let mut report = Report { problems, place: &|path| document.place(path) };
+            let Some((weight, gpu)) = speed::speed(spec.weight, annotations, &mut report) else { continue };
+            let written =
+                events::Written { events: spec.kv_events.as_ref(), replay: spec.kv_replay.as_ref() };
+            let event_ports = events::ports(written, annotations, address, &mut report);
             for key in document.metadata.annotations.keys().filter(|key| key.starts_with("pilotfish.dev/")) {
                 if key == super::tokenizer::ANNOTATION {
                     let place = document.place(&["metadata", "annotations", key]);
@@ -339,7 +374,7 @@ impl Reader {
                     );
                 }
             }
-            let drain = document.metadata.annotations.get("pilotfish.dev/drain").is_some_and(|v| v == "true");
+            let drain = annotations.get(DRAIN).is_some_and(|v| v == "true");
             specs.retain(|other| other.name != document.name);
             specs.push(endpoint::EndpointSpec {
                 name: document.name.clone(),
@@ -350,6 +385,7 @@ impl Reader {
                 engine: EngineKind::Vllm,
                 event_ports,
                 drain: drain || document.spec.drain,
+                pod: None,
             });
         }
         specs

@@ -115,15 +115,25 @@ impl Key {
 
 fn hash(endpoint: &Endpoint) -> u64 {
     let name = &endpoint.name;
-    xxh3_64_with_seed(name.name.as_bytes(), xxh3_64(name.namespace.as_bytes()))
+    let named = xxh3_64_with_seed(name.name.as_bytes(), xxh3_64(name.namespace.as_bytes()));
+    engine_port(endpoint).map_or(named, |port| xxh3_64_with_seed(&port, named))
 }
 
-/// Version, kind and length of the pool's name, the pool's name, the endpoint's.
+/// What tells the engines of one pod apart.
+fn engine_port(endpoint: &Endpoint) -> Option<[u8; 2]> {
+    endpoint.pod.as_ref().map(|_| endpoint.address.port().to_be_bytes())
+}
+
+/// Version, kind and length of the pool's name, the pool's name, the endpoint's, and the port of an engine in a pod.
 fn signed(pool: &Pool, endpoint: &Endpoint) -> SmallVec<[u8; 256]> {
     let mut message = pool_bytes(VERSION, pool);
     message.extend_from_slice(endpoint.name.namespace.as_bytes());
     message.push(b'/');
     message.extend_from_slice(endpoint.name.name.as_bytes());
+    if let Some(port) = engine_port(endpoint) {
+        message.push(b':');
+        message.extend_from_slice(&port);
+    }
     message
 }
 

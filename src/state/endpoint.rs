@@ -84,6 +84,13 @@ pub enum EngineKind {
 }
 
 impl EngineKind {
+    /// The engine of that name, in any letter case.
+    pub fn named(name: &str) -> Option<Self> {
+        [EngineKind::Vllm, EngineKind::Sglang, EngineKind::Tgi]
+            .into_iter()
+            .find(|kind| kind.name().eq_ignore_ascii_case(name))
+    }
+
     /// The name in debug output.
     pub fn name(self) -> &'static str {
         match self {
@@ -145,6 +152,15 @@ pub struct Holder {
     pub slot: u64,
 }
 
+/// The pod that an endpoint runs in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodIdentity {
+    /// Unique for all time: a pod that is created anew under its old name is another.
+    pub uid: Arc<str>,
+    /// Which of the pod's engines it is: the position of its port in the pool's list.
+    pub rank: u16,
+}
+
 /// One inference endpoint. Shared by every snapshot and every request that knows it.
 #[derive(Debug)]
 pub struct Endpoint {
@@ -166,6 +182,8 @@ pub struct Endpoint {
     pub engine: EngineKind,
     /// Where its KV events come from.
     pub event_ports: EventPorts,
+    /// The pod it runs in; none for those that documents describe.
+    pub pod: Option<PodIdentity>,
     live: Arc<Live>,
 }
 
@@ -196,6 +214,15 @@ pub struct EndpointSpec {
     pub event_ports: EventPorts,
     /// Whether the operator wants no new requests there.
     pub drain: bool,
+    /// The pod it runs in; none for those that documents describe.
+    pub pod: Option<PodIdentity>,
+}
+
+impl EndpointSpec {
+    /// What nothing else that is there can share: a pod may run several engines.
+    pub fn key(&self) -> (&ObjectName, u16) {
+        (&self.name, self.address.port())
+    }
 }
 
 impl Endpoint {
@@ -222,6 +249,7 @@ impl Endpoint {
             labels: spec.labels,
             engine: spec.engine,
             event_ports: spec.event_ports,
+            pod: spec.pod,
             live,
         }
     }
@@ -268,7 +296,11 @@ impl Endpoint {
 
     /// Whether `spec` describes this very endpoint: labels and the rest may change while it lives.
     pub fn is(&self, spec: &EndpointSpec) -> bool {
-        self.name == spec.name && self.address == spec.address
+        let same_pod = match (&self.pod, &spec.pod) {
+            (Some(known), Some(described)) => known.uid == described.uid,
+            (known, described) => known.is_none() && described.is_none(),
+        };
+        same_pod && self.name == spec.name && self.address == spec.address
     }
 
     /// Whether `spec` says of it what is known already.
@@ -278,6 +310,7 @@ impl Endpoint {
             && self.labels == spec.labels
             && self.weight.to_bits() == spec.weight.to_bits()
             && self.gpu == spec.gpu
+            && self.pod == spec.pod
     }
 }
 
@@ -329,6 +362,7 @@ pub(crate) mod tests {
             engine: EngineKind::Vllm,
             event_ports: EventPorts::default(),
             drain: false,
+            pod: None,
         }))
     }
 

@@ -70,6 +70,7 @@ fn pool(endpoints: usize) -> Arc<Pool> {
             engine: EngineKind::Vllm,
             event_ports: EventPorts::default(),
             drain: false,
+            pod: None,
         }));
         endpoint.health.accepted();
         Arc::new(Member::new(endpoint))

@@ -30,6 +30,7 @@ pub fn endpoint(name: &str, address: &str, event_ports: EventPorts) -> Arc<Endpo
         engine: EngineKind::Vllm,
         event_ports,
         drain: false,
+        pod: None,
     }))
 }
 

@@ -1,11 +1,10 @@
 //! Where KV events come from: of whatever is written, only the port counts. Whoever may write a document or label a pod must
 //! not be able to have other people's prompts sent elsewhere, nor read from there.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use super::Located;
-use crate::document::Problems;
-use crate::resources::EndpointSpec;
+use super::Report;
 use crate::state::endpoint::{EventPort, EventPorts};
 
 /// The annotation that says what `kvEvents` says.
@@ -15,14 +14,24 @@ pub const REPLAY: &str = "pilotfish.dev/kv-replay";
 
 const ADVICE: &str = "write the port alone: the host is always the endpoint's own address";
 
-/// The ports of an Endpoint document; its own members win over annotations.
+/// What a document's own members say.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Written<'a> {
+    /// `kvEvents`.
+    pub events: Option<&'a String>,
+    /// `kvReplay`.
+    pub replay: Option<&'a String>,
+}
+
+/// The ports of the engine at `address`; what is written in a document's own members wins over annotations.
 pub(super) fn ports(
-    document: &Located<EndpointSpec>,
+    written: Written<'_>,
+    annotations: &BTreeMap<String, String>,
     address: SocketAddr,
-    problems: &mut Problems,
+    report: &mut Report<'_>,
 ) -> EventPorts {
     let mut read = |member, annotation, written: Option<&String>| {
-        let (value, path): (_, &[&str]) = match (written, document.metadata.annotations.get(annotation)) {
+        let (value, path): (_, &[&str]) = match (written, annotations.get(annotation)) {
             (Some(value), _) => (value, &["spec", member]),
             (None, Some(value)) => (value, &["metadata", "annotations", annotation]),
             (None, None) => return None,
@@ -32,16 +41,16 @@ pub(super) fn ports(
         let port = port.filter(|port| written.is_some() || matches!(port, EventPort::Dial(_)));
         if port.is_none() {
             let why = format!("`{value}` is not a port of this endpoint");
-            problems.error(document.place(path), why, Some(ADVICE.to_owned()));
+            report.error(path, why, Some(ADVICE.to_owned()));
         }
         port
     };
-    let events = read("kvEvents", EVENTS, document.spec.kv_events.as_ref());
-    let replay = match read("kvReplay", REPLAY, document.spec.kv_replay.as_ref()) {
+    let events = read("kvEvents", EVENTS, written.events);
+    let replay = match read("kvReplay", REPLAY, written.replay) {
         Some(EventPort::Dial(port)) => Some(port),
         Some(EventPort::Listen(_)) => {
             let why = "replay sockets are dialled, never listened for";
-            problems.error(document.place(&["spec", "kvReplay"]), why.to_owned(), Some(ADVICE.to_owned()));
+            report.error(&["spec", "kvReplay"], why.to_owned(), Some(ADVICE.to_owned()));
             None
         }
         None => None,

@@ -1,8 +1,9 @@
 //! ModelServers and InferencePools.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Located, Reader};
+use super::{Located, Origin, READ_ANNOTATIONS, Reader};
 use crate::document::{Problem, Problems};
 use crate::resources::model_server::DEFAULT_RETRY_INTERVAL;
 use crate::resources::{ModelServerSpec, duration, tokenizer};
@@ -13,6 +14,7 @@ use crate::topology::PoolSpec;
 
 impl Reader {
     pub(super) fn pools(&mut self, endpoints: &[EndpointSpec]) -> Vec<PoolSpec> {
+        let files = self.origin == Origin::File;
         let mut pools = Vec::new();
         for document in &self.servers {
             let problems = &mut self.problems[document.file];
@@ -23,12 +25,20 @@ impl Reader {
                 name: PoolName { kind: PoolKind::ModelServer, object: document.name.clone() },
                 model: document.spec.model.clone().filter(|model| !model.is_empty()),
                 selector: selector.match_labels.clone(),
+                annotations: own_annotations(document),
+                ports: document.spec.workload_port.iter().map(|port| port.port).collect(),
                 traffic: traffic_policy(problems, document),
                 engine: engine(problems, document),
                 tokenizer,
             };
             warn_ineffective(problems, document);
-            report_selection(problems, document, &pool, &["spec", "workloadSelector"], endpoints);
+            report_selection(
+                problems,
+                document,
+                &pool,
+                &["spec", "workloadSelector"],
+                files.then_some(endpoints),
+            );
             pools.push(pool);
         }
         for document in &self.inference_pools {
@@ -36,50 +46,56 @@ impl Reader {
                 name: PoolName { kind: PoolKind::InferencePool, object: document.name.clone() },
                 model: None,
                 selector: document.spec.selector.match_labels.clone(),
+                annotations: own_annotations(document),
+                ports: document.spec.target_ports.iter().map(|port| port.number).collect(),
                 traffic: TrafficPolicy::default(),
                 engine: None,
                 tokenizer: None,
             };
             let problems = &mut self.problems[document.file];
-            report_selection(problems, document, &pool, &["spec", "selector"], endpoints);
+            report_selection(problems, document, &pool, &["spec", "selector"], files.then_some(endpoints));
             pools.push(pool);
         }
         pools
     }
 }
 
+/// What the pool says for those of its pods that do not say it themselves.
+fn own_annotations<T>(document: &Located<T>) -> BTreeMap<String, String> {
+    let annotations = document.metadata.annotations.iter();
+    annotations
+        .filter(|(name, _)| READ_ANNOTATIONS.contains(&name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+/// `endpoints` is none where they come and go.
 fn report_selection<T>(
     problems: &mut Problems,
     document: &Located<T>,
     pool: &PoolSpec,
     path: &[&str],
-    endpoints: &[EndpointSpec],
+    endpoints: Option<&[EndpointSpec]>,
 ) {
     let place = document.place(path);
     if pool.selector.is_empty() {
         let advice = Some("give at least one label under `matchLabels`".to_owned());
         problems.error(place, "an empty selector selects no endpoint", advice);
-    } else if !endpoints.iter().any(|endpoint| pool.selects(endpoint)) {
+    } else if endpoints.is_some_and(|all| !all.iter().any(|endpoint| pool.selects(endpoint))) {
         let advice = Some(format!("label an Endpoint of namespace {} so", pool.name.object.namespace));
         problems.warning(place, "no endpoint carries these labels", advice);
     }
 }
 
 fn engine(problems: &mut Problems, document: &Located<ModelServerSpec>) -> Option<EngineKind> {
-    match document.spec.inference_engine.to_ascii_lowercase().as_str() {
-        "vllm" => Some(EngineKind::Vllm),
-        "sglang" => Some(EngineKind::Sglang),
-        "tgi" => Some(EngineKind::Tgi),
-        other => {
-            let advice = Some("vLLM, SGLang and TGI are known".to_owned());
-            problems.error(
-                document.place(&["spec", "inferenceEngine"]),
-                format!("unknown engine `{other}`"),
-                advice,
-            );
-            None
-        }
+    let name = &document.spec.inference_engine;
+    let engine = EngineKind::named(name);
+    if engine.is_none() {
+        let advice = Some("vLLM, SGLang and TGI are known".to_owned());
+        let place = document.place(&["spec", "inferenceEngine"]);
+        problems.error(place, format!("unknown engine `{}`", name.to_ascii_lowercase()), advice);
     }
+    engine
 }
 
 /// The annotation's source. A URL is kept and looked up in the configuration later, which a document does not know.

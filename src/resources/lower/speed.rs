@@ -1,8 +1,8 @@
 //! How fast an endpoint is, as its document says: `weight`, and the GPU it runs on.
 
-use super::Located;
-use crate::document::Problems;
-use crate::resources::EndpointSpec;
+use std::collections::BTreeMap;
+
+use super::Report;
 use crate::state::rates::Speed;
 
 /// The annotation that says what `weight` says.
@@ -10,25 +10,27 @@ pub const WEIGHT: &str = "pilotfish.dev/weight";
 /// The annotation that names the GPU.
 pub const GPU: &str = "pilotfish.dev/gpu";
 
-/// Weight and GPU; none if the weight is wrong. `spec.weight` wins over the annotation.
-pub(super) fn speed(document: &Located<EndpointSpec>, problems: &mut Problems) -> Option<(f32, Speed)> {
-    let annotation = |name: &str| document.metadata.annotations.get(name);
-    let (weight, path): (_, &[&str]) = match (document.spec.weight, annotation(WEIGHT)) {
+/// Weight and GPU; none if the weight is wrong. What `written` in the document's `spec.weight` says wins over the annotation.
+pub(super) fn speed(
+    written: Option<f64>,
+    annotations: &BTreeMap<String, String>,
+    report: &mut Report<'_>,
+) -> Option<(f32, Speed)> {
+    let (weight, path): (_, &[&str]) = match (written, annotations.get(WEIGHT)) {
         (Some(weight), _) => (Some(weight), &["spec", "weight"]),
         (None, Some(text)) => (text.parse().ok(), &["metadata", "annotations", WEIGHT]),
         (None, None) => (Some(1.0), &["spec"]),
     };
     let Some(weight) = weight.filter(|weight| weight.is_finite() && *weight > 0.0) else {
-        let shown =
-            document.spec.weight.map_or_else(|| format!("{:?}", annotation(WEIGHT)), |w| w.to_string());
-        problems.error(document.place(path), format!("weight must be above 0, not {shown}"), None);
+        let shown = written.map_or_else(|| format!("{:?}", annotations.get(WEIGHT)), |w| w.to_string());
+        report.error(path, format!("weight must be above 0, not {shown}"), None);
         return None;
     };
-    let gpu = annotation(GPU).map_or(Speed::default(), |name| {
+    let gpu = annotations.get(GPU).map_or(Speed::default(), |name| {
         Speed::of_gpu(name).unwrap_or_else(|| {
             let advice = Some("known are A100, H100 and L4: write a `weight` instead".to_owned());
-            let place = document.place(&["metadata", "annotations", GPU]);
-            problems.warning(place, format!("nothing is known of the speed of GPU `{name}`"), advice);
+            let why = format!("nothing is known of the speed of GPU `{name}`");
+            report.warning(&["metadata", "annotations", GPU], why, advice);
             Speed::default()
         })
     });
