@@ -78,7 +78,7 @@ impl Exchange {
                 vec![noop.routed(Outgoing::RequestBody(BodyResponse::default()))]
             }
             Some(Incoming::RequestTrailers(_)) => vec![reply::continue_request_trailers()],
-            Some(Incoming::ResponseHeaders(_)) => vec![reply::continue_response_headers()],
+            Some(Incoming::ResponseHeaders(_)) => vec![reply::response_headers(Vec::new())],
             Some(Incoming::ResponseBody(body)) if modes.response == BodyMode::FullDuplex => {
                 vec![reply::response_piece(body.body, body.end_of_stream)]
             }

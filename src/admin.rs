@@ -25,7 +25,7 @@ use crate::extproc::Shared;
 use crate::feed::kv_events::EventFeed;
 use crate::feed::scrape::Scraper;
 use crate::readiness::Readiness;
-use crate::resources::lower::Dumped;
+use crate::resources::lower::{Dumped, Unroutable};
 
 /// What the pages show.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub struct Admin {
     /// Whether new requests are wanted.
     pub readiness: Arc<Readiness>,
     /// Resources as written, and what is wrong with them and with the scheduler configuration.
-    pub documents: RwLock<Documents>,
+    pub documents: Arc<RwLock<Documents>>,
     /// Whether everybody may read the debug pages.
     pub debug_for_all: bool,
 }
@@ -55,6 +55,10 @@ pub struct Documents {
     pub resources: Vec<Dumped>,
     /// Problems of resources.
     pub resource_problems: Vec<Problem>,
+    /// Problems of pods.
+    pub pod_problems: Vec<Problem>,
+    /// Ready pods that a pool selects and cannot use.
+    pub unroutable: Vec<Unroutable>,
     /// Problems of the scheduler configuration.
     pub config_problems: Vec<Problem>,
 }

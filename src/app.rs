@@ -1,6 +1,7 @@
 //! Wires everything: the one place where parts are built and handed to each other.
 
 mod certificates;
+mod cluster;
 mod drain;
 mod effect;
 mod feeds;
@@ -21,6 +22,7 @@ use crate::args::{DebugAccess, ServeArgs};
 use crate::decide::{Decider, Settings};
 use crate::decision::Ring;
 use crate::extproc::{Budget, Shared};
+use crate::feed::kube::Watches;
 use crate::feed::kv_events::EventFeed;
 use crate::feed::render::{RenderConfig, Renderer};
 use crate::index::TokenIndexes;
@@ -32,6 +34,7 @@ use crate::snapshot::Store;
 use crate::state::ObjectName;
 use crate::{extproc, readiness, tls};
 
+pub use cluster::NoSource;
 pub use servers::{Ports, server_builder};
 
 /// The addresses that were bound.
@@ -117,6 +120,9 @@ impl App {
             decision_timeout: args.limits.decision_timeout,
             drain_over: CancellationToken::new(),
         });
+        let watches = Arc::new(Watches::default());
+        let documents = Documents { config_problems, ..Documents::default() };
+        let documents = Arc::new(RwLock::new(documents));
         let admin = Arc::new(Admin {
             registry: exposition::registry(exposition::Sources {
                 metrics: Arc::clone(&metrics),
@@ -127,6 +133,8 @@ impl App {
                 tokenizing,
                 renderer,
                 events: events.clone(),
+                watches: Arc::clone(&watches),
+                documents: Arc::clone(&documents),
                 staleness: args.staleness,
             }),
             scraper,
@@ -134,14 +142,21 @@ impl App {
             shared: Arc::clone(&shared),
             ring,
             readiness: Arc::default(),
-            documents: RwLock::new(Documents { config_problems, ..Documents::default() }),
+            documents,
             debug_for_all: args.debug_access == DebugAccess::Any,
         });
 
         tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
         // Probes are answered while the first configuration is still being read.
         let grpc = ports.serve(&args, &admin, tls, &closing, &stop, &tasks);
-        feeds::start(&args, extra_plugins, &admin, &stop, &tasks)?;
+        match &args.resources {
+            Some(dir) => feeds::follow_files(dir, &admin, &stop, &tasks)?,
+            None => {
+                let config = cluster::config(&args).await?;
+                cluster::start(config, cluster::scope(&args), &admin, &watches, &stop, &tasks)?;
+            }
+        }
+        feeds::follow_config(&args, extra_plugins, &admin, &stop, &tasks);
         admin.readiness.release(readiness::START);
         let (stop, closing) = (stopping.disarm(), closed.disarm());
         Ok(Self { bound, admin, args, closing, stop, grpc, tasks })

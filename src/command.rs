@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::app::{self, App};
+use crate::app::{self, App, NoSource};
 use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, RelayArgs, ServeArgs};
 use crate::engine::{Engine, EngineConfig};
 use crate::feed::redis::Address;
@@ -77,12 +77,6 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 fn serve(args: ServeArgs, extra_plugins: &'static [&'static Kind]) -> ExitCode {
-    if args.resources.is_none() {
-        let why = anyhow::anyhow!(
-            "serve needs resources: give --resources DIR with Endpoint and InferencePool documents"
-        );
-        return fail(&why, USAGE);
-    }
     if let Some(why) = args.contradiction() {
         return fail(&anyhow::anyhow!(why), USAGE);
     }
@@ -101,6 +95,7 @@ fn serve(args: ServeArgs, extra_plugins: &'static [&'static Kind]) -> ExitCode {
     });
     match served {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<NoSource>() => fail(&error, USAGE),
         Err(error) => fail(&error, 1),
     }
 }

@@ -132,11 +132,13 @@ pub enum Degraded {
     Redis,
     /// The certificate or the CA on disk is invalid; the last good one serves.
     Certificate,
+    /// The API server does not answer, or no longer lets us read something: the last state serves.
+    Kubernetes,
 }
 
 impl Degraded {
     /// Every source.
-    pub const ALL: [Degraded; 9] = [
+    pub const ALL: [Degraded; 10] = [
         Degraded::Resources,
         Degraded::Config,
         Degraded::StreamEnd,
@@ -146,6 +148,7 @@ impl Degraded {
         Degraded::KvEvents,
         Degraded::Redis,
         Degraded::Certificate,
+        Degraded::Kubernetes,
     ];
 
     /// The label value.
@@ -160,6 +163,7 @@ impl Degraded {
             Degraded::KvEvents => "kv_events",
             Degraded::Redis => "redis",
             Degraded::Certificate => "certificate",
+            Degraded::Kubernetes => "kubernetes",
         }
     }
 }

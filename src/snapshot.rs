@@ -173,7 +173,14 @@ mod tests {
 
     #[test]
     fn before_anything_is_read_the_reason_is_another_than_with_nothing_read() {
-        let ask = Question { model: Some("m"), path: "/", header: &|_| None, draw: 0 };
+        let ask = Question {
+            model: Some("m"),
+            forced_model: None,
+            takes_model: true,
+            path: "/",
+            header: &|_| None,
+            draw: 0,
+        };
         let refused = |snapshot: &Snapshot| snapshot.route(None, &ask).unwrap_err().reason;
         assert_eq!(refused(&Snapshot::default()), Reason::NotReady);
         let read = Snapshot::new(Vec::new(), Vec::new(), RouteTable::default());

@@ -94,7 +94,11 @@ mod envoy {
 
 /// A real API server: our definitions, and what watches deliver.
 mod kube {
+    mod changes;
     mod definitions;
+    mod outages;
+    /// Pods with engines behind them, an Envoy before them, and traffic.
+    mod stand;
     mod watching;
 }
 

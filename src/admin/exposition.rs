@@ -1,6 +1,7 @@
 //! Turns the counters into series at the moment of a scrape.
 
 mod caches;
+mod cluster;
 mod tokenizing;
 
 use std::fmt;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
@@ -15,7 +17,9 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use super::Documents;
 use crate::decide::Tokenizing;
+use crate::feed::kube::Watches;
 use crate::feed::kv_events::{EventFeed, GAP_OUTCOMES, Skip};
 use crate::feed::render::Renderer;
 use crate::feed::scrape::Scraper;
@@ -51,6 +55,10 @@ pub struct Sources {
     pub renderer: Renderer,
     /// KV events of engines.
     pub events: EventFeed,
+    /// How current the cluster's objects are.
+    pub watches: Arc<Watches>,
+    /// What is wrong with resources and pods.
+    pub documents: Arc<RwLock<Documents>>,
     /// Age from which a signal is unknown.
     pub staleness: Duration,
 }
@@ -76,6 +84,7 @@ impl Collector for Sources {
         tokens(&mut encoder, &self.metrics, &snapshot)?;
         caches::caches(&mut encoder, &self.metrics, &snapshot, &self.scheduler)?;
         tokenizing::tokenizing(&mut encoder, &self.metrics, &self.tokenizing, &self.renderer)?;
+        cluster::cluster(&mut encoder, &self.watches, &self.documents.read())?;
         process(&mut encoder, &self.metrics)
     }
 }

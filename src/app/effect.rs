@@ -9,7 +9,7 @@ use super::feeds::report;
 use crate::admin::Admin;
 use crate::document::Problem;
 use crate::metrics::Degraded;
-use crate::resources::lower::Lowered;
+use crate::resources::lower::{Lowered, Unroutable};
 use crate::topology::{Topology, World};
 
 /// The topology in effect.
@@ -17,13 +17,21 @@ use crate::topology::{Topology, World};
 pub struct Effect {
     topology: Topology,
     reported: HashSet<Problem>,
+    reported_of_pods: HashSet<Problem>,
+    unroutable: HashSet<Unroutable>,
     admin: Arc<Admin>,
 }
 
 impl Effect {
     /// Nothing stands yet.
     pub fn new(admin: Arc<Admin>) -> Self {
-        Self { topology: Topology::default(), reported: HashSet::new(), admin }
+        Self {
+            topology: Topology::default(),
+            reported: HashSet::new(),
+            reported_of_pods: HashSet::new(),
+            unroutable: HashSet::new(),
+            admin,
+        }
     }
 
     /// Makes `world` what requests see.
@@ -43,19 +51,28 @@ impl Effect {
         let settings = self.admin.shared.decider.tokenizing.sources.load();
         let unlisted = lowered.tokenizer_urls.iter().filter(|(url, _)| !settings.lists(url));
         lowered.problems.extend(unlisted.map(|(_, problem)| problem.clone()));
-        let problems: HashSet<Problem> = lowered.problems.iter().cloned().collect();
-        let new: Vec<Problem> =
-            lowered.problems.iter().filter(|problem| !self.reported.contains(problem)).cloned().collect();
-        report("resources", &new);
-        let solved = self.reported.difference(&problems).count();
-        if solved > 0 && problems.is_empty() {
+        let had_problems = !self.reported.is_empty();
+        report_new("resources", &lowered.problems, &mut self.reported);
+        if had_problems && self.reported.is_empty() {
             tracing::info!("nothing is wrong with the resources any more");
         }
-        self.reported = problems;
         self.admin.shared.metrics.set_degraded(Degraded::Resources, lowered.has_errors());
         let mut documents = self.admin.documents.write();
         documents.resources = lowered.dump;
         documents.resource_problems = lowered.problems;
+    }
+
+    /// Shows what is wrong with pods; what is new of that is logged.
+    pub fn show_pods(&mut self, problems: Vec<Problem>, unroutable: Vec<Unroutable>) {
+        report_new("pods", &problems, &mut self.reported_of_pods);
+        let unroutable: HashSet<Unroutable> = unroutable.into_iter().collect();
+        for Unroutable { pod, why, .. } in unroutable.difference(&self.unroutable) {
+            tracing::warn!(%pod, why, "a ready pod gets no requests");
+        }
+        let mut documents = self.admin.documents.write();
+        documents.pod_problems = problems;
+        documents.unroutable = unroutable.iter().cloned().collect();
+        self.unroutable = unroutable;
     }
 
     /// Drops cache knowledge of endpoints whose grace period is over.
@@ -77,4 +94,11 @@ impl Effect {
             "resources stand"
         );
     }
+}
+
+/// Logs those of `problems` that were not there before.
+fn report_new(of: &str, problems: &[Problem], before: &mut HashSet<Problem>) {
+    let new: Vec<Problem> = problems.iter().filter(|problem| !before.contains(problem)).cloned().collect();
+    report(of, &new);
+    *before = problems.iter().cloned().collect();
 }

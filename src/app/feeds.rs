@@ -144,31 +144,39 @@ pub fn refresh_models(scraper: &Scraper) -> OnUnknownModel {
     Arc::new(move |endpoint| scraper.refresh_models(endpoint))
 }
 
-/// Starts to follow resources and configuration. Returns once the first resources stand.
-pub fn start(
+/// Starts to follow the resources in `dir`. Returns once the first stand.
+///
+/// # Errors
+///
+/// The folder cannot be listed.
+pub fn follow_files(
+    dir: &Path,
+    admin: &Arc<Admin>,
+    stop: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Result<()> {
+    // The watch is created first: what changes while the first version is read is seen.
+    let watch = Watch::new(dir, Timing::default());
+    let effect = Effect::new(Arc::clone(admin));
+    let mut feed = ResourceFeed { dir: dir.to_owned(), resources: Resources::default(), effect };
+    feed.reload()?;
+    tasks.spawn(until_stopped(stop.clone(), follow_resources(feed, watch, Arc::clone(admin))));
+    Ok(())
+}
+
+/// Starts to follow the scheduler configuration, if it is a file.
+pub fn follow_config(
     args: &ServeArgs,
     extra: &'static [&'static Kind],
     admin: &Arc<Admin>,
     stop: &CancellationToken,
     tasks: &TaskTracker,
-) -> Result<()> {
-    let Some(dir) = args.resources.clone() else {
-        bail!("--resources DIR is needed: there is no cluster to read from")
-    };
-    // The watch is created first: what changes while the first version is read is seen.
-    let watch = Watch::new(&dir, Timing::default());
-    let effect = Effect::new(Arc::clone(admin));
-    let mut feed = ResourceFeed { dir, resources: Resources::default(), effect };
-    feed.reload()?;
-    tasks.spawn(until_stopped(stop.clone(), follow_resources(feed, watch, Arc::clone(admin))));
+) {
     if let Some(path) = args.config.clone() {
         let watch = Watch::new(&path, Timing::default());
-        tasks.spawn(until_stopped(
-            stop.clone(),
-            follow_config(path, watch, options(args, extra), Arc::clone(admin)),
-        ));
+        let follow = reload_when_changed(path, watch, options(args, extra), Arc::clone(admin));
+        tasks.spawn(until_stopped(stop.clone(), follow));
     }
-    Ok(())
 }
 
 async fn until_stopped(stop: CancellationToken, feed: impl Future<Output = ()>) {
@@ -213,7 +221,7 @@ async fn follow_resources(mut feed: ResourceFeed, mut watch: Watch, admin: Arc<A
     }
 }
 
-async fn follow_config(
+async fn reload_when_changed(
     path: PathBuf,
     mut watch: Watch,
     options: config::Options<'static>,

@@ -20,7 +20,7 @@ pub const MAX_FILE_BYTES: u64 = 8 << 20;
 #[derive(Clone, Debug, Default)]
 pub struct Loaded {
     /// Path and text, in the order of names.
-    pub files: Vec<(PathBuf, Arc<str>)>,
+    pub files: Vec<File>,
     /// Files that are there and could not be read.
     pub problems: Vec<Problem>,
 }
@@ -75,8 +75,11 @@ pub fn text_of(path: &Path) -> Result<Arc<str>, String> {
 #[derive(Debug)]
 pub struct Resources {
     good: BTreeMap<PathBuf, Arc<str>>,
-    lower: fn(&[(PathBuf, Arc<str>)]) -> Lowered,
+    lower: fn(&[File]) -> Lowered,
 }
+
+/// Path and text.
+type File = (PathBuf, Arc<str>);
 
 impl Default for Resources {
     fn default() -> Self {

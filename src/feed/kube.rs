@@ -142,10 +142,10 @@ impl Feed {
             Update::Delete(source, name) => self.index.delete(&source, &name),
             Update::Reset(source, objects) => self.index.reset(&source, &objects),
             Update::ApplyPod(id, pod) if self.is_current(id, &pod.name.namespace) => {
-                self.index.apply_pod(pod)
+                self.index.apply_pod(pod);
             }
             Update::DeletePod(id, pod) if self.is_current(id, &pod.name.namespace) => {
-                self.index.delete_pod(&pod)
+                self.index.delete_pod(&pod);
             }
             Update::ResetPods(id, namespace, pods) if self.is_current(id, &namespace) => {
                 self.index.reset_pods(&namespace, pods);

@@ -127,7 +127,6 @@ async fn scores_are_told_on_request_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the flag --emit-endpoint-scores"]
 async fn every_candidate_has_its_score_in_the_metadata() {
     let picker = picker().plugins(&["queue-scorer"]).switch("--emit-endpoint-scores").start().await;
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).to_string();

@@ -1,5 +1,6 @@
 //! A real kube-apiserver over etcd: one pair for the whole run, a namespace a test.
 
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams, ValidationDirective};
+use kube::api::{
+    DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, ValidationDirective,
+};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client, Config, CustomResourceExt, discovery};
@@ -23,7 +26,7 @@ use tokio::sync::OnceCell;
 
 use super::eventually::{DEADLINE, eventually};
 
-/// Starts both servers and kills them when its input ends, which happens however the process at its other end dies.
+/// Starts both servers, kills and restarts the API server when told to, and kills both when its input ends, which happens however the process at its other end dies.
 /// The key of the certificate that the API server makes for itself signs service accounts too.
 const SUPERVISOR: &str = r#"
 binary=$1 dir=$2 etcd_port=$3 port=$4
@@ -31,15 +34,23 @@ binary=$1 dir=$2 etcd_port=$3 port=$4
   --advertise-client-urls="http://127.0.0.1:$etcd_port" --listen-peer-urls=http://127.0.0.1:0 \
   --unsafe-no-fsync --log-level=warn >"$dir/etcd.log" 2>&1 &
 etcd=$!
-"$binary" kube-apiserver --etcd-servers="http://127.0.0.1:$etcd_port" --bind-address=127.0.0.1 --secure-port="$port" \
-  --cert-dir="$dir/certs" --service-account-issuer=https://tests --service-account-key-file="$dir/certs/apiserver.key" \
-  --service-account-signing-key-file="$dir/certs/apiserver.key" --token-auth-file="$dir/tokens.csv" \
-  --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount --service-cluster-ip-range=10.0.0.0/24 \
-  --advertise-address=127.0.0.1 --endpoint-reconciler-type=none --enable-priority-and-fairness=false \
-  --profiling=false --v=1 >"$dir/kube-apiserver.log" 2>&1 &
-api=$!
-read -r _
+start() {
+  "$binary" kube-apiserver --etcd-servers="http://127.0.0.1:$etcd_port" --bind-address=127.0.0.1 --secure-port="$port" \
+    --cert-dir="$dir/certs" --service-account-issuer=https://tests --service-account-key-file="$dir/certs/apiserver.key" \
+    --service-account-signing-key-file="$dir/certs/apiserver.key" --token-auth-file="$dir/tokens.csv" \
+    --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount --service-cluster-ip-range=10.0.0.0/24 \
+    --advertise-address=127.0.0.1 --endpoint-reconciler-type=none --enable-priority-and-fairness=false \
+    --profiling=false --v=1 >>"$dir/kube-apiserver.log" 2>&1 &
+  api=$!
+}
 exec 2>/dev/null
+start
+while read -r command; do
+  case $command in
+    kill) kill -9 $api; wait $api; touch "$dir/killed" ;;
+    start) rm -f "$dir/killed"; start ;;
+  esac
+done
 kill -9 $etcd $api
 wait
 rm -rf "$dir"
@@ -58,7 +69,8 @@ impl Server {
     pub async fn start() -> Self {
         let dir = TempDir::new().unwrap().keep();
         let port = free_port();
-        std::fs::write(dir.join("tokens.csv"), "tests,admin,1,\"system:masters\"\n").unwrap();
+        std::fs::write(dir.join("tokens.csv"), "tests,admin,1,\"system:masters\"\npicker,picker,2\n")
+            .unwrap();
         let mut command = Command::new("bash");
         command.args(["-c", SUPERVISOR, "supervisor"]).arg(binary()).arg(&dir);
         command.args([free_port().to_string(), port.to_string()]);
@@ -97,6 +109,30 @@ impl Server {
         serde_json::from_value(config).unwrap()
     }
 
+    /// How somebody reaches it who may do nothing but what roles allow the user `picker`.
+    pub fn kubeconfig_of_picker(&self) -> Kubeconfig {
+        let mut config = self.kubeconfig();
+        let user = config.auth_infos[0].auth_info.as_mut().unwrap();
+        *user = serde_json::from_value(json!({"token": "picker"})).unwrap();
+        config
+    }
+
+    /// Kills the API server, but not what it has stored.
+    pub async fn kill_api_server(&mut self) {
+        self.tell("kill\n");
+        eventually("the API server's end", async || self.dir.join("killed").exists().then_some(())).await;
+    }
+
+    /// Starts it again, and waits until it serves.
+    pub async fn restart_api_server(&mut self) {
+        self.tell("start\n");
+        self.ready().await;
+    }
+
+    fn tell(&mut self, command: &str) {
+        self.supervisor.stdin.as_mut().unwrap().write_all(command.as_bytes()).unwrap();
+    }
+
     /// A client for the runtime of the caller.
     pub async fn client(&self) -> Client {
         self.try_client().await.unwrap()
@@ -120,26 +156,75 @@ impl Server {
     }
 }
 
-/// A namespace of the run's servers, and a client of them.
+/// A namespace of a server, and a client of it.
 #[derive(Clone)]
 pub struct Cluster {
     /// As administrator.
     pub client: Client,
     /// The test's own.
     pub namespace: String,
+    /// How others reach the server.
+    pub kubeconfig: Kubeconfig,
+    number: u32,
 }
 
 impl Cluster {
     /// A fresh namespace; the first starts the servers.
     pub async fn namespace() -> Self {
         static SERVER: OnceCell<Server> = OnceCell::const_new();
+        Self::of(SERVER.get_or_init(Server::start).await).await
+    }
+
+    /// A fresh namespace of that server.
+    pub async fn of(server: &Server) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let client = SERVER.get_or_init(Server::start).await.client().await;
-        let namespace = format!("test-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let client = server.client().await;
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let namespace = format!("test-{number}");
         let mut fresh = Namespace::default();
         fresh.metadata.name = Some(namespace.clone());
         Api::all(client.clone()).create(&PostParams::default(), &fresh).await.unwrap();
-        Self { client, namespace }
+        Self { client, namespace, kubeconfig: server.kubeconfig(), number }
+    }
+
+    /// An address of this machine that no other test has.
+    pub fn address(&self, host: u8) -> String {
+        let run = 10 + std::process::id() % 200;
+        format!("127.{run}.{}.{host}", self.number)
+    }
+
+    /// Its pods.
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Changes members of an object of a kind that is installed: `null` removes one.
+    pub async fn patch(&self, resource: &ApiResource, name: &str, change: &Value) {
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, resource);
+        api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+    }
+
+    /// Changes metadata of a pod.
+    pub async fn describe(&self, pod: &str, metadata: &Value) {
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        self.pods().patch(pod, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Asks a pod to end, as a rollout does: it terminates, and stays until it has [ended](Self::end).
+    pub async fn terminate(&self, pod: &str) {
+        self.pods().delete(pod, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Removes a pod at once, as the kubelet does when it has ended.
+    pub async fn end(&self, pod: &str) {
+        self.pods().delete(pod, &DeleteParams::default().grace_period(0)).await.unwrap();
+    }
+
+    /// Reports the status of a pod.
+    pub async fn report_status(&self, pod: &str, status: &Value) -> Pod {
+        // A strategic merge would keep the address before in `podIPs`.
+        let patch = Patch::Merge(json!({"status": status}));
+        self.pods().patch_status(pod, &PatchParams::default(), &patch).await.unwrap()
     }
 
     /// Applies documents to the namespace.
@@ -176,7 +261,7 @@ impl Cluster {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "labels": labels},
-            "spec": {"containers": [{"name": "engine", "image": "engine"}]},
+            "spec": {"nodeName": "node", "containers": [{"name": "engine", "image": "engine"}]},
         });
         self.try_apply(&pod, false).await.unwrap();
         self.report(name, ip, true).await
@@ -187,15 +272,17 @@ impl Cluster {
         let condition = json!({"type": "Ready", "status": if ready { "True" } else { "False" }});
         let addresses = json!([{"ip": ip}]);
         let status = json!({"phase": "Running", "podIP": ip, "podIPs": addresses, "conditions": [condition]});
-        // A strategic merge would keep the address before in `podIPs`.
-        let patch = Patch::Merge(json!({"status": status}));
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
-        pods.patch_status(name, &PatchParams::default(), &patch).await.unwrap()
+        self.report_status(name, &status).await
     }
 }
 
 /// Defines our kinds as shipped, and those of others with any content.
-async fn define(client: &Client) {
+pub async fn define(client: &Client) {
+    create(client, &definitions()).await;
+}
+
+/// All definitions.
+pub fn definitions() -> Vec<CustomResourceDefinition> {
     let shipped = crd::documents().unwrap();
     let shipped = shipped.map(|(_, text)| serde_json::from_value(Node::parse(&text).unwrap()[0].to_json()));
     let mut definitions: Vec<CustomResourceDefinition> = shipped.map(Result::unwrap).into();
@@ -204,8 +291,13 @@ async fn define(client: &Client) {
         definitions.push(open(InferenceObjective::crd(), group));
         definitions.push(open(InferenceModelRewrite::crd(), group));
     }
+    definitions
+}
+
+/// Creates definitions, and waits until they are served.
+pub async fn create(client: &Client, definitions: &[CustomResourceDefinition]) {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    for definition in &definitions {
+    for definition in definitions {
         api.create(&PostParams::default(), definition).await.unwrap();
     }
     // The first list of a kind takes a second, and so would each in turn.

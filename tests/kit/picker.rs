@@ -10,6 +10,7 @@ use clap::Parser;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
+use kube::config::Kubeconfig;
 use pilotfish::app::App;
 use pilotfish::args::{Args, Command};
 use serde_json::Value;
@@ -17,6 +18,7 @@ use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
 use super::eventually::{eventually, within};
+use super::kube::Cluster;
 
 /// Connections to the gRPC port: one carries 200 streams at most.
 const CONNECTIONS: usize = 32;
@@ -25,6 +27,7 @@ const CONNECTIONS: usize = 32;
 #[derive(Debug, Default)]
 pub struct Setup {
     resources: String,
+    kubeconfig: Option<Kubeconfig>,
     config: Option<String>,
     flags: Vec<String>,
 }
@@ -41,6 +44,12 @@ pub struct Picker {
 }
 
 impl Setup {
+    /// Reads the cluster with these credentials.
+    pub fn with_kubeconfig(mut self, kubeconfig: Kubeconfig) -> Self {
+        self.kubeconfig = Some(kubeconfig);
+        self
+    }
+
     /// With a scheduler configuration file.
     pub fn config(mut self, yaml: &str) -> Self {
         self.config = Some(yaml.to_owned());
@@ -82,11 +91,18 @@ impl Setup {
     /// Starts it.
     pub async fn start(self) -> Picker {
         let dir = TempDir::new().unwrap();
-        let resources = dir.path().join("resources");
-        std::fs::create_dir(&resources).unwrap();
-        std::fs::write(resources.join("all.yaml"), &self.resources).unwrap();
-        let mut line: Vec<String> = ["pilotfish", "serve", "--resources"].map(str::to_owned).into();
-        line.push(resources.to_str().unwrap().to_owned());
+        let mut line: Vec<String> = ["pilotfish", "serve"].map(str::to_owned).into();
+        if let Some(kubeconfig) = &self.kubeconfig {
+            let file = dir.path().join("kubeconfig");
+            std::fs::write(&file, serde_json::to_string(kubeconfig).unwrap()).unwrap();
+            line.extend(["--kubeconfig".to_owned(), file.to_str().unwrap().to_owned()]);
+            line.extend(["--listen", "127.0.0.1", "--admin-listen", "127.0.0.1"].map(str::to_owned));
+        } else {
+            let resources = dir.path().join("resources");
+            std::fs::create_dir(&resources).unwrap();
+            std::fs::write(resources.join("all.yaml"), &self.resources).unwrap();
+            line.extend(["--resources".to_owned(), resources.to_str().unwrap().to_owned()]);
+        }
         for port in ["--grpc-port", "--grpc-health-port", "--metrics-port"] {
             line.extend([port.to_owned(), "0".to_owned()]);
         }
@@ -112,6 +128,27 @@ impl Picker {
     /// A picker over these resources, to be adjusted and started.
     pub fn with(resources: &str) -> Setup {
         Setup { resources: resources.to_owned(), ..Setup::default() }
+    }
+
+    /// A picker over the namespace of a cluster, to be adjusted and started.
+    pub fn of_cluster(cluster: &Cluster) -> Setup {
+        let setup = Setup { kubeconfig: Some(cluster.kubeconfig.clone()), ..Setup::default() };
+        setup.flag("--namespaces", &cluster.namespace)
+    }
+
+    /// Waits until it says that it is ready.
+    pub async fn until_ready(&self) {
+        eventually("the picker is ready", async || (self.get("/readyz").await.0 == 200).then_some(())).await;
+    }
+
+    /// Addresses of all endpoints, sorted.
+    pub async fn addresses(&self) -> Vec<String> {
+        let page = self.json("/debug/endpoints").await;
+        let endpoints = page["endpoints"].as_array().unwrap().iter();
+        let mut addresses: Vec<String> =
+            endpoints.map(|endpoint| endpoint["endpoint"].as_str().unwrap().to_owned()).collect();
+        addresses.sort();
+        addresses
     }
 
     /// A picker over these resources.

@@ -177,10 +177,8 @@ async fn a_stored_object_means_what_its_file_means() {
         stored(&cluster, &ModelRoute::api_resource(), "r").await,
     ]);
     let written = lower(&[("all.yaml", Arc::from(text))]);
-    let messages = |lowered: &Lowered| -> Vec<String> {
-        lowered.problems.iter().map(|problem| problem.message.clone()).collect()
-    };
-    assert_eq!(messages(&watched), messages(&written), "defaults warn of what nobody wrote");
+    let warnings: Vec<&str> = watched.problems.iter().map(|problem| problem.message.as_str()).collect();
+    assert_eq!(warnings, [""; 0], "defaults warn of what nobody wrote, or pods are missed");
     assert_eq!(format!("{:?}", watched.world.pools), format!("{:?}", written.world.pools));
     let rules = |lowered: &Lowered| format!("{:?}", lowered.world.routes[0].rules);
     assert_eq!(rules(&watched), rules(&written));

@@ -86,7 +86,9 @@ impl Index {
             !of_source || listed.contains(name)
         });
         self.documents_changed |= self.documents.len() != before;
-        objects.iter().for_each(|object| self.apply(source, object));
+        for object in objects {
+            self.apply(source, object);
+        }
     }
 
     /// Takes a pool that no object describes.
@@ -137,7 +139,9 @@ impl Index {
         let listed: HashMap<&ObjectName, &Pod> = pods.iter().map(|pod| (&pod.name, pod)).collect();
         self.pods.retain(|name, _| *name.namespace != *namespace || listed.contains_key(name));
         self.changed |= self.pods.len() != before;
-        pods.into_iter().for_each(|pod| self.apply_pod(pod));
+        for pod in pods {
+            self.apply_pod(pod);
+        }
     }
 
     /// The pods that could matter, by namespace.

@@ -30,6 +30,10 @@ const WATCH_SECONDS: u32 = 60;
 /// from a watch of its own.
 const DELETION_WAIT: Duration = Duration::from_millis(150);
 
+/// How long objects of a kind that was removed and came back may take to be written again. Until then those stay that were
+/// known before: a restored definition is empty at first, and its objects come one by one.
+const RESTORATION: Duration = Duration::from_secs(30);
+
 /// What the index is told.
 #[derive(Debug)]
 pub(super) enum Update {
@@ -183,10 +187,29 @@ pub(super) async fn pods(wiring: Wiring, namespace: Arc<str>, selector: PodSelec
 /// The index is gone: there is nobody to watch for.
 struct Unheard;
 
+/// Why a watch ended.
+enum End {
+    Trouble(Trouble),
+    /// Everything known must be held against a list.
+    Relist,
+}
+
+impl From<Trouble> for End {
+    fn from(trouble: Trouble) -> Self {
+        End::Trouble(trouble)
+    }
+}
+
 impl Wiring {
     async fn watch(self, subject: impl Subject) {
         let mut back_off = BackOff::default();
-        while let Ok(trouble) = self.watch_until_trouble(&subject, &mut back_off).await {
+        let mut restoring = false;
+        while let Ok(end) = self.watch_until_trouble(&subject, &mut back_off, restoring).await {
+            let End::Trouble(trouble) = end else {
+                restoring = false;
+                continue;
+            };
+            restoring |= trouble == Trouble::Absent && self.watches.was_current(self.id);
             self.watches.behind(self.id, &trouble);
             if self.send.send(Update::Settled).await.is_err() {
                 return;
@@ -199,40 +222,49 @@ impl Wiring {
         &self,
         subject: &S,
         back_off: &mut BackOff,
-    ) -> Result<Trouble, Unheard> {
+        restoring: bool,
+    ) -> Result<End, Unheard> {
         let mut events = pin!(watcher(subject.api(&self.client), subject.config()));
         let mut listed = Vec::new();
         let mut deleted: Vec<S::Object> = Vec::new();
         let mut believed = Instant::now();
+        let restored = Instant::now() + RESTORATION;
         loop {
             let event = tokio::select! {
                 biased;
-                () = sleep_until(believed), if !deleted.is_empty() => None,
-                event = events.next() => event,
-            };
-            let event = match event {
-                Some(Ok(event)) => event,
-                Some(Err(error)) => return Ok((&error).into()),
-                None if deleted.is_empty() => return Ok(Trouble::Unreachable("the watch ended".to_owned())),
-                None => {
+                () = sleep_until(restored), if restoring => return Ok(End::Relist),
+                () = sleep_until(believed), if !deleted.is_empty() => {
                     if let Err(trouble) = subject.stands(&self.client).await {
-                        return Ok(trouble);
+                        return Ok(trouble.into());
                     }
                     for object in deleted.drain(..) {
                         self.tell(subject.delete(object)).await?;
                     }
                     continue;
                 }
+                event = events.next() => event,
+            };
+            let event = match event {
+                Some(Ok(event)) => event,
+                Some(Err(error)) => return Ok(Trouble::from(&error).into()),
+                None => return Ok(Trouble::Unreachable("the watch ended".to_owned()).into()),
             };
             match event {
                 Event::Init => listed.clear(),
                 Event::InitApply(object) => listed.push(object),
                 Event::InitDone => {
                     if let Err(trouble) = subject.stands(&self.client).await {
-                        return Ok(trouble);
+                        return Ok(trouble.into());
                     }
                     deleted.clear();
-                    self.tell(subject.reset(std::mem::take(&mut listed))).await?;
+                    let listed = std::mem::take(&mut listed);
+                    if restoring {
+                        for update in listed.into_iter().filter_map(|object| subject.apply(object)) {
+                            self.tell(update).await?;
+                        }
+                    } else {
+                        self.tell(subject.reset(listed)).await?;
+                    }
                     back_off.reset();
                     self.watches.current(self.id);
                     self.tell(Update::Settled).await?;

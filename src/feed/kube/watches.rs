@@ -95,6 +95,10 @@ impl Watches {
         self.set(id, State::Behind(trouble.clone()));
     }
 
+    pub(super) fn was_current(&self, id: WatchId) -> bool {
+        self.inner.lock().watches.get(&id).is_some_and(|watched| watched.was_current)
+    }
+
     fn set(&self, id: WatchId, state: State) {
         let mut inner = self.inner.lock();
         let Some(watched) = inner.watches.get_mut(&id) else { return };

@@ -1,0 +1,140 @@
+//! Resources from a cluster: how it is reached, what of it is read, and what readiness and gauges say of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::effect::Effect;
+use crate::admin::Admin;
+use crate::args::ServeArgs;
+use crate::feed::kube::{Scope, Standing, Unnamed, Watches, follow};
+use crate::metrics::Degraded;
+use crate::state::{ObjectName, PoolKind, PoolName};
+use crate::topology::GRACE;
+
+/// What readiness is held back by.
+const KUBERNETES: &str = "kubernetes";
+/// How long a connection to the API server may take: the pause after a failed one is part of our staleness.
+const CONNECT: Duration = Duration::from_secs(3);
+
+/// Neither files nor a cluster say what to serve.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "serve needs resources: give --resources DIR with YAML files, or --kubeconfig FILE outside of a cluster"
+)]
+pub struct NoSource(#[source] kube::config::InferConfigError);
+
+/// How the cluster is reached: by the file that the flag names, by `KUBECONFIG` or `~/.kube/config`, or as a pod of it.
+///
+/// # Errors
+///
+/// There is no cluster, or a file that does not say where.
+pub async fn config(args: &ServeArgs) -> Result<Config> {
+    let mut config = match &args.kubernetes.kubeconfig {
+        Some(file) => {
+            let of = || format!("--kubeconfig {}", file.display());
+            let kubeconfig = Kubeconfig::read_from(file).with_context(of)?;
+            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+                .await
+                .with_context(of)?
+        }
+        None => Config::infer().await.map_err(NoSource)?,
+    };
+    config.connect_timeout = Some(CONNECT);
+    Ok(config)
+}
+
+/// What of the cluster is read.
+pub fn scope(args: &ServeArgs) -> Scope {
+    let flags = &args.kubernetes;
+    let in_namespace = |name: &str| ObjectName::new(flags.pool_namespace(), name);
+    let unnamed = flags.endpoint_selector.as_ref().zip(flags.endpoint_target_ports.as_ref());
+    Scope {
+        namespaces: flags.namespaces.iter().cloned().collect(),
+        pool: flags.pool_name.as_deref().map(in_namespace),
+        unnamed: unnamed.map(|(selector, ports)| Unnamed {
+            name: in_namespace("endpoints"),
+            selector: selector.labels().clone(),
+            ports: ports.ports().to_vec(),
+        }),
+    }
+}
+
+/// Starts to follow the cluster. Readiness waits for what nothing can be served without.
+pub fn start(
+    config: Config,
+    scope: Scope,
+    admin: &Arc<Admin>,
+    watches: &Arc<Watches>,
+    stop: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Result<()> {
+    let client = Client::try_from(config).context("the cluster's address or certificates cannot be used")?;
+    admin.readiness.hold(KUBERNETES, "the cluster is not read yet");
+    tasks.spawn(tell(Arc::clone(admin), Arc::clone(watches), stop.clone()));
+    let cluster = Arc::new(Mutex::new(Cluster::new(Arc::clone(admin), scope.pool.clone())));
+    tasks.spawn(forget_the_gone(Arc::clone(&cluster), stop.clone()));
+    let sink = move |standing| cluster.lock().stand(standing);
+    tasks.spawn(follow(client, scope, Arc::clone(watches), stop.clone(), sink));
+    Ok(())
+}
+
+struct Cluster {
+    effect: Effect,
+    pool: Option<PoolName>,
+    admin: Arc<Admin>,
+}
+
+impl Cluster {
+    fn new(admin: Arc<Admin>, pool: Option<ObjectName>) -> Self {
+        let pool = pool.map(|object| PoolName { kind: PoolKind::InferencePool, object });
+        Self { effect: Effect::new(Arc::clone(&admin)), pool, admin }
+    }
+
+    fn stand(&mut self, standing: Standing) {
+        self.effect.stand(standing.world);
+        if let Some(objects) = standing.objects {
+            self.effect.show(objects);
+            self.effect.tell();
+        }
+        self.effect.show_pods(standing.pod_problems, standing.unroutable);
+        let store = &self.admin.shared.decider.store;
+        match &self.pool {
+            Some(pool) if store.load().pool(pool).is_none() => {
+                self.admin
+                    .readiness
+                    .hold(KUBERNETES, format!("InferencePool {} does not exist", pool.object));
+            }
+            _ => self.admin.readiness.release(KUBERNETES),
+        }
+    }
+}
+
+/// Pods that are gone are forgotten even where nothing changes any more.
+async fn forget_the_gone(cluster: Arc<Mutex<Cluster>>, stop: CancellationToken) {
+    let mut grace = tokio::time::interval(GRACE);
+    while stop.run_until_cancelled(grace.tick()).await.is_some() {
+        cluster.lock().effect.forget_the_gone();
+    }
+}
+
+/// Says to readiness and gauges how current the watches are.
+async fn tell(admin: Arc<Admin>, watches: Arc<Watches>, stop: CancellationToken) {
+    let mut changed = watches.changed();
+    loop {
+        if let Some(missing) = watches.missing() {
+            admin.readiness.hold(KUBERNETES, missing);
+        }
+        admin.shared.metrics.set_degraded(Degraded::Kubernetes, watches.is_behind());
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = changed.changed() => if changed.is_err() { return },
+        }
+    }
+}
