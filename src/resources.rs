@@ -14,11 +14,11 @@ pub mod model_route;
 pub mod model_server;
 pub mod object;
 pub mod pod;
+pub mod status;
 pub mod tokenizer;
 
 use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -73,10 +73,6 @@ pub struct Document<S> {
     #[serde(default)]
     pub status: Option<Value>,
 }
-
-/// Empty: no status is written, and what others write there is not read.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
-pub struct NoStatus {}
 
 /// The pool that an object belongs to.
 #[derive(Clone, Debug, Deserialize, Serialize)]

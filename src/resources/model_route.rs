@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::NoStatus;
+use super::status::Status;
 
 /// What a route serves and where it sends it.
 #[derive(Clone, Debug, Deserialize, Serialize, CustomResource, JsonSchema)]
@@ -15,9 +15,14 @@ use super::NoStatus;
     version = "v1alpha1",
     kind = "ModelRoute",
     namespaced,
-    status = "NoStatus",
+    status = "Status",
     doc = "Model name and rules to weighted targets.",
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.modelName"),
+    printcolumn(
+        name = "Accepted",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Accepted')].status"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::NoStatus;
+use super::status::ServerStatus;
 
 /// Endpoints by label, their engine and what they call the model.
 #[derive(Clone, Debug, Deserialize, Serialize, CustomResource, JsonSchema)]
@@ -15,10 +15,16 @@ use super::NoStatus;
     version = "v1alpha1",
     kind = "ModelServer",
     namespaced,
-    status = "NoStatus",
+    status = "ServerStatus",
     doc = "The endpoints that serve one model.",
     printcolumn(name = "Engine", type_ = "string", json_path = ".spec.inferenceEngine"),
     printcolumn(name = "Port", type_ = "integer", json_path = ".spec.workloadPort.port"),
+    printcolumn(name = "Endpoints", type_ = "integer", json_path = ".status.endpoints"),
+    printcolumn(
+        name = "Accepted",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Accepted')].status"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kube::api::DynamicObject;
+use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::core::ApiResource;
 use kube::{Api, CustomResourceExt};
 use pilotfish::document::Node;
@@ -140,6 +140,30 @@ async fn the_model_of_a_route_stays() {
     cluster.try_apply(&named("one"), false).await.unwrap();
     let error = cluster.try_apply(&named("two"), false).await.unwrap_err().to_string();
     assert!(error.contains("modelName is immutable"), "{error}");
+}
+
+#[rstest]
+#[case::conditions(json!({"observedGeneration": 1, "conditions": [condition("Accepted", "True")]}), "")]
+#[case::several(json!({"endpoints": 2, "conditions": [condition("Accepted", "True"), condition("Ready", "Unknown")]}), "")]
+#[case::one_of_a_type(json!({"conditions": [condition("Ready", "True"), condition("Ready", "False")]}), "Duplicate value")]
+#[case::word(json!({"conditions": [condition("Ready", "Perhaps")]}), "Unsupported value: \"Perhaps\"")]
+#[case::count(json!({"endpoints": -1}), "should be greater than or equal to 0")]
+#[tokio::test]
+async fn the_status_of_a_server_has_the_usual_conditions(#[case] status: Value, #[case] why: &str) {
+    let cluster = Cluster::namespace().await;
+    cluster.try_apply(&server(&yaml(SERVER)), false).await.unwrap();
+    let resource = ModelServer::api_resource();
+    let api: Api<DynamicObject> = Api::namespaced_with(cluster.client.clone(), &cluster.namespace, &resource);
+    let patch = Patch::Merge(json!({"status": status}));
+    match api.patch_status("s", &PatchParams::default(), &patch).await {
+        Ok(stored) => assert_eq!((&stored.data["status"], why), (&status, "")),
+        Err(error) => assert!(!why.is_empty() && error.to_string().contains(why), "{error}"),
+    }
+}
+
+fn condition(name: &str, status: &str) -> Value {
+    let time = "2026-09-01T00:00:00Z";
+    json!({"type": name, "status": status, "reason": "Tested", "message": "", "lastTransitionTime": time})
 }
 
 /// `null` is what a template leaves where it has nothing to say.
