@@ -66,6 +66,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Read resources and scheduler configuration, print every problem with file, line and column; exit 1 on errors.
     Check(CheckArgs),
+    /// Print the CustomResourceDefinitions of ModelRoute and ModelServer, for `kubectl apply --server-side -f -`.
+    Crds,
     /// Print the decision table for a request body, from a running server or from files; nothing is booked.
     Explain(ExplainArgs),
     /// Write what one engine holds into the block index that Kthena's routers read in Redis, by its KV events.

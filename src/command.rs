@@ -14,6 +14,7 @@ use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, RelayArgs, Serve
 use crate::engine::{Engine, EngineConfig};
 use crate::feed::redis::Address;
 use crate::feed::relay::{Relay, RelayConfig};
+use crate::resources::crd;
 use crate::schedule::plugin::Kind;
 use crate::{check, config, telemetry, tls};
 
@@ -27,6 +28,7 @@ pub fn run(args: Args, extra_plugins: &'static [&'static Kind]) -> ExitCode {
         Command::Serve(args) => return serve(*args, extra_plugins),
         Command::Check(args) => return check(&args, extra_plugins),
         Command::Explain(args) => explain::run(&args, extra_plugins),
+        Command::Crds => crds(),
         Command::Engine(args) => engine(args),
         Command::KvRelay(args) => relay(*args),
     };
@@ -65,6 +67,12 @@ fn check(args: &CheckArgs, extra_plugins: &[&Kind]) -> ExitCode {
         Format::Json => println!("{}", report.json()),
     }
     ExitCode::from(report.exit_code())
+}
+
+fn crds() -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(crd::stream()?.as_bytes())?;
+    Ok(out.flush()?)
 }
 
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {

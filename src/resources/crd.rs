@@ -15,18 +15,29 @@ use crate::manual::COMMAND;
 ///
 /// A definition that has no YAML.
 pub fn documents() -> Result<[(&'static str, String); 2], SerializeError> {
-    Ok([
-        ("crds/modelroutes.yaml", written(&ModelRoute::crd())?),
-        ("crds/modelservers.yaml", written(&ModelServer::crd())?),
-    ])
+    let [routes, servers] = definitions().map(|definition| yaml(&definition));
+    let written = |yaml| format!("# Written by `{COMMAND}`; edit the types in src/resources instead.\n{yaml}");
+    Ok([("crds/modelroutes.yaml", written(routes?)), ("crds/modelservers.yaml", written(servers?))])
 }
 
-fn written(definition: &CustomResourceDefinition) -> Result<String, SerializeError> {
-    let yaml = serde_saphyr::to_string(&published(definition))?;
-    Ok(format!("# Written by `{COMMAND}`; edit the types in src/resources instead.\n{yaml}"))
+/// All definitions as one YAML stream, as `kubectl apply -f -` takes it.
+///
+/// # Errors
+///
+/// A definition that has no YAML.
+pub fn stream() -> Result<String, SerializeError> {
+    definitions().iter().map(|definition| Ok(format!("---\n{}", yaml(definition)?))).collect()
 }
 
-/// The definition as the API server should have it.
+fn yaml(definition: &Value) -> Result<String, SerializeError> {
+    serde_saphyr::to_string(definition)
+}
+
+/// The definitions as the API server should have them.
+pub fn definitions() -> [Value; 2] {
+    [published(&ModelRoute::crd()), published(&ModelServer::crd())]
+}
+
 fn published(definition: &CustomResourceDefinition) -> Value {
     let mut value = serde_json::to_value(definition).unwrap_or_default();
     tidy(&mut value);
@@ -67,6 +78,15 @@ fn foreign(name: &str, value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::Node;
+
+    #[test]
+    fn the_stream_holds_what_the_files_hold() {
+        let stream = Node::parse(&stream().unwrap()).unwrap();
+        let files = documents().unwrap().map(|(_, text)| Node::parse(&text).unwrap().remove(0).to_json());
+        assert_eq!(stream.iter().map(Node::to_json).collect::<Vec<_>>(), files);
+        assert_eq!(files.each_ref().map(|file| file["kind"].as_str()), [Some("CustomResourceDefinition"); 2]);
+    }
 
     #[test]
     fn the_committed_definitions_are_up_to_date() {
