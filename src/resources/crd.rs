@@ -16,7 +16,8 @@ use crate::manual::COMMAND;
 /// A definition that has no YAML.
 pub fn documents() -> Result<[(&'static str, String); 2], SerializeError> {
     let [routes, servers] = definitions().map(|definition| yaml(&definition));
-    let written = |yaml| format!("# Written by `{COMMAND}`; edit the types in src/resources instead.\n{yaml}");
+    let written =
+        |yaml| format!("# Written by `{COMMAND}`; edit the types in src/resources instead.\n{yaml}");
     Ok([("crds/modelroutes.yaml", written(routes?)), ("crds/modelservers.yaml", written(servers?))])
 }
 

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// What [`parse`] reads, as a definition says it to an API server.
+pub const PATTERN: &str = r"^(0|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$";
+
 /// Reads a Go duration; `None` if it is not one, or negative.
 pub fn parse(text: &str) -> Option<Duration> {
     if text == "0" {
@@ -45,5 +48,7 @@ mod tests {
     #[case("1x", None)]
     fn go_durations(#[case] text: &str, #[case] millis: Option<u64>) {
         assert_eq!(parse(text), millis.map(Duration::from_millis));
+        let defined = regex::Regex::new(PATTERN).unwrap();
+        assert_eq!(defined.is_match(text), millis.is_some());
     }
 }

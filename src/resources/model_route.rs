@@ -26,10 +26,21 @@ use super::status::Status;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [{
-    "rule": "(has(self.modelName) && self.modelName != '') || (has(self.loraAdapters) && size(self.loraAdapters) > 0)",
-    "message": "give modelName, loraAdapters or both",
-}]))]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "(has(self.modelName) && self.modelName != '') || (has(self.loraAdapters) && size(self.loraAdapters) > 0)",
+        "message": "give modelName, loraAdapters or both",
+    },
+    {
+        "rule": "!has(self.loraAdapters) || self.loraAdapters.all(adapter, adapter != '')",
+        "message": "give every adapter a name",
+    },
+    {
+        "rule": "!has(self.loraAdapters) || size(self.loraAdapters) == 0 || self.rules.all(rule, rule.targetModels.all(target, \
+                 !has(target.externalModelProviderName) || target.externalModelProviderName == ''))",
+        "message": "a route of adapters cannot target an external provider",
+    },
+]))]
 pub struct ModelRouteSpec {
     /// The base model.
     #[serde(default)]
@@ -136,28 +147,34 @@ pub struct TargetModel {
     pub weight: Option<u32>,
 }
 
+/// Names as Gateway API has them: DNS labels and subdomains, and kinds.
+const LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+const SUBDOMAIN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+const GROUP: &str = r"^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+const KIND: &str = "^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$";
+
 /// A Gateway that a route belongs to.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct ParentReference {
     /// API group.
     #[serde(default)]
-    #[schemars(length(max = 253), extend("default" = "gateway.networking.k8s.io"))]
+    #[schemars(length(max = 253), extend("pattern" = GROUP, "default" = "gateway.networking.k8s.io"))]
     pub group: Option<String>,
     /// Kind.
     #[serde(default)]
-    #[schemars(length(min = 1, max = 63), extend("default" = "Gateway"))]
+    #[schemars(length(min = 1, max = 63), extend("pattern" = KIND, "default" = "Gateway"))]
     pub kind: Option<String>,
     /// Namespace, the route's own if absent.
     #[serde(default)]
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(min = 1, max = 63), extend("pattern" = LABEL))]
     pub namespace: Option<String>,
     /// Name.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
     /// One listener of the Gateway.
     #[serde(default)]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), extend("pattern" = SUBDOMAIN))]
     pub section_name: Option<String>,
     /// The listeners of one port.
     #[serde(default)]

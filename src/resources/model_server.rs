@@ -6,6 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::duration;
 use super::status::ServerStatus;
 
 /// Endpoints by label, their engine and what they call the model.
@@ -97,6 +98,7 @@ pub struct WorkloadPort {
 pub struct TrafficPolicy {
     /// Bound on one request.
     #[serde(default)]
+    #[schemars(extend("pattern" = duration::PATTERN))]
     pub timeout: Option<String>,
     /// Retries.
     #[serde(default)]
@@ -116,7 +118,7 @@ pub struct Retry {
     pub attempts: Option<i64>,
     /// Pause between attempts.
     #[serde(default)]
-    #[schemars(extend("default" = DEFAULT_RETRY_INTERVAL))]
+    #[schemars(extend("pattern" = duration::PATTERN, "default" = DEFAULT_RETRY_INTERVAL))]
     pub retry_interval: Option<String>,
 }
 

@@ -97,6 +97,18 @@ async fn good_objects_are_accepted(#[case] object: Value) {
     "{modelName: m, rules: [{targetModels: [{modelServerName: s, weight: 0}]}]}",
     "give one target a weight above 0"
 )]
+#[case::nameless_adapter(
+    "{loraAdapters: [sql, ''], rules: [{targetModels: [{modelServerName: s}]}]}",
+    "give every adapter a name"
+)]
+#[case::adapters_outside(
+    "{loraAdapters: [sql], rules: [{targetModels: [{modelServerName: s}, {externalModelProviderName: e}]}]}",
+    "a route of adapters cannot target an external provider"
+)]
+#[case::gateway(
+    "{modelName: m, rules: [], parentRefs: [{name: g, namespace: Infra}]}",
+    "spec.parentRefs[0].namespace in body should match"
+)]
 #[case::heavy(
     "{modelName: m, rules: [{targetModels: [{modelServerName: s, weight: 101}]}]}",
     "should be less than or equal to 100"
@@ -118,6 +130,7 @@ async fn wrong_routes_are_rejected_with_the_reason(#[case] spec: &str, #[case] w
 #[case::no_labels("workloadSelector", json!({"matchLabels": {}}), "should have at least 1 properties")]
 #[case::port("workloadPort", json!({"port": 65536}), "should be less than or equal to 65535")]
 #[case::port_zero("workloadPort", json!({"port": 0}), "should be greater than or equal to 1")]
+#[case::timeout("trafficPolicy", json!({"timeout": "5 minutes"}), "spec.trafficPolicy.timeout in body should match")]
 #[case::role("workloadSelector", json!({"matchLabels": {"a": "b"}, "pdGroup": {"groupKey": "g"}}), "prefillLabels: Required value")]
 #[case::connector("kvConnector", json!({"type": "pigeon"}), "Unsupported value: \"pigeon\"")]
 #[tokio::test]

@@ -32,6 +32,10 @@ impl Reader {
                     advice,
                 );
             }
+            for at in (0..spec.lora_adapters.len()).filter(|at| spec.lora_adapters[*at].is_empty()) {
+                let place = document.place(&["spec", "loraAdapters", &at.to_string()]);
+                problems.error(place, "an adapter without a name", Some("remove it".to_owned()));
+            }
             warn_ineffective(problems, document);
             let rules = (0..spec.rules.len()).filter_map(|at| rule(problems, document, at, pools)).collect();
             routes.push(Route {

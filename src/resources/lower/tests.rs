@@ -45,6 +45,10 @@ fn a_whole_set_is_read_without_a_problem() {
 #[case("apiVersion: v1\nkind: Endpoint\n", "1:13 Error Endpoint is read as pilotfish.dev/v1alpha1 only")]
 #[case("a: [1\n", "Error")]
 #[case(
+    "apiVersion: networking.serving.volcano.sh/v1alpha1\nkind: ModelRoute\nmetadata: {name: r}\nspec: {modelName: m, loraAdapters: [a, '']}\n",
+    "4:40 Error an adapter without a name"
+)]
+#[case(
     "apiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: e}\nspec: {address: gpu-0}\n",
     "4:17 Error `gpu-0` is not an address"
 )]
