@@ -96,6 +96,7 @@ mod envoy {
 mod kube {
     mod changes;
     mod definitions;
+    mod fields;
     mod outages;
     /// Pods with engines behind them, an Envoy before them, and traffic.
     mod stand;
