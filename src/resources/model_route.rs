@@ -18,11 +18,7 @@ use super::status::Status;
     status = "Status",
     doc = "Model name and rules to weighted targets.",
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.modelName"),
-    printcolumn(
-        name = "Accepted",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Accepted')].status"
-    ),
+    printcolumn = r#"{"name": "Accepted", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Accepted')].status"}"#,
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]

@@ -20,12 +20,8 @@ use super::status::ServerStatus;
     doc = "The endpoints that serve one model.",
     printcolumn(name = "Engine", type_ = "string", json_path = ".spec.inferenceEngine"),
     printcolumn(name = "Port", type_ = "integer", json_path = ".spec.workloadPort.port"),
-    printcolumn(name = "Endpoints", type_ = "integer", json_path = ".status.endpoints"),
-    printcolumn(
-        name = "Accepted",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Accepted')].status"
-    ),
+    printcolumn = r#"{"name": "Endpoints", "type": "integer", "jsonPath": ".status.endpoints"}"#,
+    printcolumn = r#"{"name": "Accepted", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Accepted')].status"}"#,
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
