@@ -6,10 +6,14 @@ use serde_json::{Value, json};
 
 use crate::kit::case::{input, list, number, text};
 use crate::kit::extproc::{CHAT, chat, request_of, run, run_many, serve, shares};
+use crate::kit::kube::Cluster;
 use crate::kit::picker::Picker;
 use crate::kit::resources::{endpoint_of, endpoints, route, server};
-use pilotfish::document::{Problem, Severity};
+use kube::CustomResourceExt;
+use pilotfish::check::{Options, check};
+use pilotfish::document::{Node, Problem, Severity};
 use pilotfish::resources::lower::lower;
+use pilotfish::resources::model_route::ModelRoute;
 
 const CHAT_BODY: &str = "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}";
 
@@ -70,11 +74,18 @@ async fn rou_02_bad_rules_are_named_and_good_ones_work() {
     let config = picker.json("/debug/config").await;
     let told = list(&config, "resource_problems");
     for (_, message) in &found {
-        assert!(
-            told.iter().any(|problem| problem.to_string().contains(&json!(message).to_string())),
-            "{message}"
-        );
+        let hits = told.iter().filter(|problem| problem.to_string().contains(&json!(message).to_string()));
+        assert_eq!(hits.count(), 1, "{message}: {told:?}");
     }
+    assert_eq!(picker.metric("pilotfish_config_errors", &[("kind", "file")]).await, 4.0);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("r.yaml"), &resources).unwrap();
+    let report = check(Some(dir.path()), None, &Options::default());
+    assert_eq!(report.exit_code(), 1);
+    let regex = lines.iter().position(|line| line.contains("regex: '('")).unwrap();
+    let column = lines[regex].find("'('").unwrap() + 1;
+    let expected = format!("r.yaml:{}:{column}: error: `(` is not a regular expression", regex + 1);
+    assert!(report.to_string().contains(&expected), "{report}");
     assert_eq!(picker.metric("pilotfish_degraded", &[("source", "resources")]).await, 1.0);
 
     let first_rule = "modelMatch: {headers: {x-tier: {regex: '('}}}";
@@ -110,6 +121,31 @@ async fn rou_02_bad_rules_are_named_and_good_ones_work() {
         let found = problems(&resources);
         assert_eq!(found.iter().filter(|p| p.message.contains(reported)).count(), 1, "{variant}: {found:?}");
     }
+}
+
+/// What the definition cannot refuse is told of the object: as metric, and by the rules that serve.
+#[tokio::test(flavor = "multi_thread")]
+async fn rou_02_in_a_cluster_bad_rules_are_refused_or_counted() {
+    let cluster = Cluster::namespace().await;
+    let mut route = Node::parse(list(input("ROU-02"), "apply")[0].as_str().unwrap()).unwrap()[0].to_json();
+    route["metadata"]["namespace"] = json!(cluster.namespace);
+    let refused = cluster.try_apply(&route, false).await.unwrap_err().to_string();
+    for why in ["give one target a weight above 0", "give exactly one of modelServerName"] {
+        assert!(refused.contains(why), "{refused}");
+    }
+    let rules = route["spec"]["rules"].as_array_mut().unwrap();
+    rules.retain(|rule| rule["name"] != "zero" && rule["name"] != "noname");
+    cluster.try_apply(&route, false).await.unwrap();
+    cluster.apply(&server("ms", "ms", "")).await;
+    let picker = Picker::of_cluster(&cluster).start().await;
+    picker.until_ready().await;
+    let name = format!("{}/r", cluster.namespace);
+    let labels = [("kind", "modelroutes"), ("name", name.as_str())];
+    picker.until("the bad regex and the missing server", "pilotfish_config_errors", &labels, 2.0).await;
+    cluster
+        .patch(&ModelRoute::api_resource(), "r", &json!({"spec": {"rules": [route["spec"]["rules"][2]]}}))
+        .await;
+    picker.until("the object is mended", "pilotfish_config_errors", &labels, 0.0).await;
 }
 
 /// ModelServers `t0` and on, one endpoint `10.0.<i>.1:8000` each, and a route that splits between them.
