@@ -46,6 +46,9 @@ pub struct Bound {
     pub health: SocketAddr,
     /// Metrics and debug pages.
     pub admin: SocketAddr,
+    /// The validating webhook, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<SocketAddr>,
 }
 
 /// A running picker.
@@ -80,6 +83,7 @@ impl App {
         // A start that fails half-way leaves nothing behind.
         let (stopping, closed) = (stop.clone().drop_guard(), closing.clone().drop_guard());
         let tls = certificates::start(&args, &metrics, &stop, &tasks)?;
+        let webhook_tls = certificates::of_webhook(&args, &metrics, &stop, &tasks)?;
 
         let feeds::FirstConfig { pipeline, tokenizers, problems: config_problems } =
             feeds::first_config(&args, extra_plugins)?;
@@ -148,7 +152,7 @@ impl App {
 
         tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
         // Probes are answered while the first configuration is still being read.
-        let grpc = ports.serve(&args, &admin, tls, &closing, &stop, &tasks);
+        let grpc = ports.serve(&args, &admin, (tls, webhook_tls), &closing, &stop, &tasks)?;
         match &args.resources {
             Some(dir) => feeds::follow_files(dir, &admin, &stop, &tasks)?,
             None => {

@@ -16,7 +16,7 @@ pub use relay::{EventEngine, RelayArgs};
 pub use secret::Secret;
 pub use serve::{
     AcceptedArgs, DebugAccess, KubernetesArgs, LimitArgs, LogArgs, LogFormat, PortArgs, Selector, ServeArgs,
-    TargetPorts, TlsArgs, TlsVersion, ZapLevel,
+    TargetPorts, TlsArgs, TlsVersion, WebhookArgs, ZapLevel,
 };
 
 /// Picks, for every LLM request that passes through Envoy, the inference endpoint that should serve it.

@@ -54,4 +54,5 @@ pub mod tls;
 pub mod topology;
 pub mod trust;
 pub mod usage;
+pub mod webhook;
 pub mod zmtp;

@@ -1,4 +1,4 @@
-//! TLS of the gRPC port: one certificate for new connections, replaced while older ones run on.
+//! TLS of the gRPC port and of the webhook's: one certificate for new connections, replaced while older ones run on.
 
 mod certificate;
 mod incoming;
@@ -19,6 +19,8 @@ pub const CERTIFICATE_FILE: &str = "tls.crt";
 pub const KEY_FILE: &str = "tls.key";
 /// gRPC is HTTP/2 alone.
 const HTTP_2: &[u8] = b"h2";
+/// API servers call webhooks so.
+const HTTP_1: &[u8] = b"http/1.1";
 
 /// Why TLS cannot be served so.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +68,8 @@ pub struct TlsOptions {
     pub only_1_3: bool,
     /// IANA names of the suites of TLS 1.2 that are allowed; all if empty.
     pub cipher_suites: Vec<String>,
+    /// HTTP/1.1 instead of HTTP/2.
+    pub http_1: bool,
 }
 
 impl TlsOptions {
@@ -123,7 +127,7 @@ impl TlsOptions {
             certificate: self.dir.clone().unwrap_or_default().join(CERTIFICATE_FILE),
             source,
         })?;
-        config.alpn_protocols = vec![HTTP_2.to_vec()];
+        config.alpn_protocols = vec![if self.http_1 { HTTP_1 } else { HTTP_2 }.to_vec()];
         Ok(config)
     }
 }

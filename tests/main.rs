@@ -101,6 +101,7 @@ mod kube {
     /// Pods with engines behind them, an Envoy before them, and traffic.
     mod stand;
     mod watching;
+    mod webhook;
 }
 
 /// Which module may import which.

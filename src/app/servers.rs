@@ -1,4 +1,4 @@
-//! The three ports.
+//! The ports: three, and the webhook's.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use crate::extproc::ExtProc;
 use crate::extproc::access_log::AccessLog;
 use crate::tls::{Tls, incoming};
 use crate::trust::Trust;
+use crate::webhook::{self, Door};
 
 /// Room for what a message holds beside the body: headers, attributes, metadata.
 const MESSAGE_OVERHEAD: usize = 1 << 20;
@@ -37,15 +38,21 @@ pub struct Ports {
     grpc: TcpListener,
     health: TcpListener,
     admin: TcpListener,
+    webhook: Option<TcpListener>,
 }
 
 impl Ports {
-    /// Binds all three.
+    /// Binds all.
     pub async fn bind(args: &ServeArgs) -> Result<Self> {
+        let webhook = match args.webhook.webhook_port {
+            Some(port) => Some(bind(args.host(), port, "--webhook-port").await?),
+            None => None,
+        };
         Ok(Self {
             grpc: bind(args.host(), args.ports.grpc_port, "--grpc-port").await?,
             health: bind(args.host(), args.ports.grpc_health_port, "--grpc-health-port").await?,
             admin: bind(args.admin_host(), args.ports.metrics_port, "--metrics-port").await?,
+            webhook,
         })
     }
 
@@ -55,19 +62,21 @@ impl Ports {
             grpc: self.grpc.local_addr()?,
             health: self.health.local_addr()?,
             admin: self.admin.local_addr()?,
+            webhook: self.webhook.as_ref().map(TcpListener::local_addr).transpose()?,
         })
     }
 
-    /// Serves all three. The gRPC port closes gracefully on `closing`, the others live until `stop`.
+    /// Serves all, with the TLS of the gRPC port and that of the webhook's. The gRPC port closes gracefully on `closing`, the
+    /// others live until `stop`.
     pub fn serve(
         self,
         args: &ServeArgs,
         admin: &Arc<Admin>,
-        tls: Option<Arc<Tls>>,
+        (tls, webhook_tls): (Option<Arc<Tls>>, Option<Arc<Tls>>),
         closing: &CancellationToken,
         stop: &CancellationToken,
         tasks: &TaskTracker,
-    ) -> tokio::task::JoinHandle<Result<(), tonic::transport::Error>> {
+    ) -> Result<tokio::task::JoinHandle<Result<(), tonic::transport::Error>>> {
         let shared = &admin.shared;
         let health = |until: &CancellationToken| {
             HealthServer::new(HealthService::new(Arc::clone(&admin.readiness), until.clone()))
@@ -93,11 +102,18 @@ impl Ports {
         tasks.spawn(health_only.serve_with_incoming_shutdown(connections, stopped));
 
         let pages = admin::router(Arc::clone(admin)).into_make_service_with_connect_info::<SocketAddr>();
+        if let Some((listener, tls)) = self.webhook.zip(webhook_tls) {
+            let door = Door::new(listener, tls, Arc::clone(&shared.metrics))?;
+            let (router, stop) = (webhook::router(Arc::clone(shared)), stop.clone());
+            tasks.spawn(async move {
+                axum::serve(door, router).with_graceful_shutdown(stop.cancelled_owned()).await
+            });
+        }
         let (listener, stop) = (self.admin, stop.clone());
         tasks.spawn(async move {
             axum::serve(listener, pages).with_graceful_shutdown(stop.cancelled_owned()).await
         });
-        grpc
+        Ok(grpc)
     }
 }
 

@@ -6,6 +6,7 @@ mod limits;
 mod log;
 mod ports;
 mod tls;
+mod webhook;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ pub use limits::LimitArgs;
 pub use log::{LogArgs, LogFormat, ZapLevel};
 pub use ports::PortArgs;
 pub use tls::{TlsArgs, TlsVersion};
+pub use webhook::WebhookArgs;
 
 use super::{Secret, units};
 use crate::decide::UsageInjection;
@@ -124,6 +126,9 @@ pub struct ServeArgs {
     /// How the gRPC port is secured.
     #[command(flatten)]
     pub tls: TlsArgs,
+    /// How API servers have objects validated.
+    #[command(flatten)]
+    pub webhook: WebhookArgs,
     /// Sizes and times.
     #[command(flatten)]
     pub limits: LimitArgs,

@@ -20,6 +20,7 @@ use super::{Document, EndpointSpec, InferenceModelRewriteSpec, InferenceObjectiv
 use crate::document::{Node, Place, Problem, Problems, Severity, nearest, typed, typed_without_unknown};
 use crate::state::ObjectName;
 use crate::state::endpoint::{self, EngineKind};
+use crate::state::pool::PoolName;
 use crate::topology::World;
 
 const SERVING: &str = "networking.serving.volcano.sh/v1alpha1";
@@ -142,11 +143,25 @@ pub fn lower_objects<P: AsRef<Path>>(objects: &[(P, Arc<str>)]) -> Lowered {
     lower_with(objects, Origin::Cluster)
 }
 
+/// Reads one object that is about to be stored beside pools that are there. What it names and is not there is a warning:
+/// the next object may bring it.
+pub fn lower_alone<P: AsRef<Path>>(object: (P, Arc<str>), pools: Vec<PoolName>) -> Lowered {
+    read_all(&[object], Reader { origin: Origin::Review, others: pools, ..Reader::default() })
+}
+
+/// Whether objects of that version and kind are read.
+pub fn is_read(api_version: &str, kind: &str) -> bool {
+    KINDS.iter().any(|(known, versions)| *known == kind && versions.contains(&api_version))
+}
+
 fn lower_with(files: &[(impl AsRef<Path>, Arc<str>)], origin: Origin) -> Lowered {
+    read_all(files, Reader { origin, ..Reader::default() })
+}
+
+fn read_all(files: &[(impl AsRef<Path>, Arc<str>)], reader: Reader) -> Lowered {
     let mut reader = Reader {
-        origin,
         problems: files.iter().map(|(file, text)| Problems::new(file.as_ref(), Arc::clone(text))).collect(),
-        ..Reader::default()
+        ..reader
     };
     for (at, (_, text)) in files.iter().enumerate() {
         match Node::parse(text) {
@@ -165,11 +180,15 @@ enum Origin {
     File,
     /// An API server: a member that no type knows is something newer, and pods come and go.
     Cluster,
+    /// An API server, before it stores it: the rest of the cluster is known by name only.
+    Review,
 }
 
 #[derive(Debug, Default)]
 struct Reader {
     origin: Origin,
+    /// Pools that are there beside those of the documents.
+    others: Vec<PoolName>,
     problems: Vec<Problems>,
     endpoints: Vec<Located<EndpointSpec>>,
     routes: Vec<Located<super::ModelRouteSpec>>,
@@ -230,7 +249,7 @@ impl Reader {
         let problems = &mut self.problems[file];
         let read = match self.origin {
             Origin::File => typed::<Document<T>>(&node).map(|document| (document, Vec::new())),
-            Origin::Cluster => typed_without_unknown(&mut node),
+            Origin::Cluster | Origin::Review => typed_without_unknown(&mut node),
         };
         let (document, unknown) = match read {
             Ok(read) => read,
@@ -274,9 +293,11 @@ impl Reader {
         self.leave_out_namesakes();
         let endpoints = self.endpoints();
         let pools = self.pools(&endpoints);
-        let routes = self.routes(&pools);
-        let rewrites = self.rewrites(&pools);
-        let objectives = self.objectives(&pools);
+        let mut known: Vec<PoolName> = pools.iter().map(|pool| pool.name.clone()).collect();
+        known.append(&mut self.others);
+        let routes = self.routes(&known);
+        let rewrites = self.rewrites(&known);
+        let objectives = self.objectives(&known);
         let mut problems: Vec<Problem> = self.problems.into_iter().flat_map(|p| p.found).collect();
         problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
         Lowered {

@@ -34,10 +34,10 @@ impl Ca {
         self.0.pem()
     }
 
-    /// A new certificate of it for `localhost`.
+    /// A new certificate of it for `localhost` and its address.
     pub fn issue(&self) -> Pair {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
         Pair { certificate: certificate.pem(), key: key.serialize_pem() }
     }

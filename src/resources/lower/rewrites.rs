@@ -7,8 +7,8 @@ use crate::document::{Node, Problems, nearest};
 use crate::resources::inference_model_rewrite::RewriteRule;
 use crate::resources::{InferenceModelRewriteSpec, PoolRef};
 use crate::route::rewrite::{Rewrite, Rule, Target};
+use crate::state::pool::PoolName;
 use crate::state::{ObjectName, PoolKind};
-use crate::topology::PoolSpec;
 
 const POOL_GROUP: &str = "inference.networking.k8s.io";
 const POOL_KIND: &str = "InferencePool";
@@ -21,7 +21,7 @@ impl Reader {
     }
 
     /// The priority of every objective.
-    pub(super) fn objectives(&mut self, pools: &[PoolSpec]) -> Vec<(ObjectName, i32)> {
+    pub(super) fn objectives(&mut self, pools: &[PoolName]) -> Vec<(ObjectName, i32)> {
         let mut objectives = Vec::new();
         for document in &self.objectives {
             let problems = &mut self.problems[document.file];
@@ -34,7 +34,7 @@ impl Reader {
     }
 
     /// The rewrites, each with the InferencePool it is for.
-    pub(super) fn rewrites(&mut self, pools: &[PoolSpec]) -> Vec<(ObjectName, Rewrite)> {
+    pub(super) fn rewrites(&mut self, pools: &[PoolName]) -> Vec<(ObjectName, Rewrite)> {
         let mut rewrites = Vec::new();
         for document in &self.rewrites {
             let problems = &mut self.problems[document.file];
@@ -77,7 +77,7 @@ fn pool<T>(
     problems: &mut Problems,
     document: &Located<T>,
     reference: &PoolRef,
-    pools: &[PoolSpec],
+    pools: &[PoolName],
 ) -> Option<ObjectName> {
     let group = reference.group.as_deref().unwrap_or(POOL_GROUP);
     let kind = reference.kind.as_deref().unwrap_or(POOL_KIND);
@@ -88,12 +88,12 @@ fn pool<T>(
         return None;
     }
     let name = ObjectName::new(document.name.namespace.clone(), reference.name.as_str());
-    let known = || pools.iter().filter(|pool| pool.name.kind == PoolKind::InferencePool);
-    if known().any(|pool| pool.name.object == name) {
+    let known = || pools.iter().filter(|pool| pool.kind == PoolKind::InferencePool);
+    if known().any(|pool| pool.object == name) {
         return Some(name);
     }
-    let near = known().filter(|pool| pool.name.object.namespace == name.namespace);
-    let advice = nearest(&reference.name, near.map(|pool| &*pool.name.object.name))
+    let near = known().filter(|pool| pool.object.namespace == name.namespace);
+    let advice = nearest(&reference.name, near.map(|pool| &*pool.object.name))
         .map(|name| format!("did you mean `{name}`?"));
     let place = document.place(&["spec", "poolRef", "name"]);
     problems.warning(place, format!("InferencePool {name} does not exist, so this has no effect"), advice);

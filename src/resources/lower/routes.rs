@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use regex::Regex;
 
-use super::{Located, Reader};
-use crate::document::Problems;
+use super::{Located, Origin, Reader};
+use crate::document::{Place, Problems, nearest};
 use crate::resources::ModelRouteSpec;
 use crate::resources::model_route::{ModelMatch, Rule as RuleSpec, StringMatch};
 use crate::route::{HeaderMatch, RequestMatch, Route, Rule, Target, TextMatch};
 use crate::state::ObjectName;
-use crate::state::pool::PoolKind;
-use crate::topology::PoolSpec;
+use crate::state::pool::{PoolKind, PoolName};
 
 impl Reader {
-    pub(super) fn routes(&mut self, pools: &[PoolSpec]) -> Vec<Route> {
+    pub(super) fn routes(&mut self, pools: &[PoolName]) -> Vec<Route> {
         let mut routes = Vec::new();
+        let known = Known { pools, alone: self.origin == Origin::Review };
         for document in &self.routes {
             let problems = &mut self.problems[document.file];
             let spec = &document.spec;
@@ -37,7 +37,7 @@ impl Reader {
                 problems.error(place, "an adapter without a name", Some("remove it".to_owned()));
             }
             warn_ineffective(problems, document);
-            let rules = (0..spec.rules.len()).filter_map(|at| rule(problems, document, at, pools)).collect();
+            let rules = (0..spec.rules.len()).filter_map(|at| rule(problems, document, at, &known)).collect();
             routes.push(Route {
                 label: document.name.to_string().into(),
                 name: document.name.clone(),
@@ -82,6 +82,29 @@ impl Reader {
     }
 }
 
+/// What a target may name.
+struct Known<'a> {
+    pools: &'a [PoolName],
+    /// Whether the rest of the cluster may change before the object counts.
+    alone: bool,
+}
+
+impl Known<'_> {
+    fn look_for(&self, server: &ObjectName, problems: &mut Problems, place: Place) {
+        if self.pools.iter().any(|pool| pool.kind == PoolKind::ModelServer && pool.object == *server) {
+            return;
+        }
+        let near = self.pools.iter().filter(|pool| pool.object.namespace == server.namespace);
+        let near = nearest(&server.name, near.map(|pool| &*pool.object.name));
+        let advice = near.map(|name| format!("did you mean `{name}`?"));
+        if self.alone {
+            problems.warning(place, format!("ModelServer {server} is not known here yet"), advice);
+        } else {
+            problems.error(place, format!("ModelServer {server} does not exist"), advice);
+        }
+    }
+}
+
 fn warn_ineffective(problems: &mut Problems, document: &Located<ModelRouteSpec>) {
     let spec = &document.spec;
     if spec.rate_limit.is_some() {
@@ -106,7 +129,7 @@ fn rule(
     problems: &mut Problems,
     document: &Located<ModelRouteSpec>,
     at: usize,
-    pools: &[PoolSpec],
+    known: &Known<'_>,
 ) -> Option<Rule> {
     let index = at.to_string();
     let Some(spec) = &document.spec.rules[at] else {
@@ -117,7 +140,7 @@ fn rule(
     let matches = spec.model_match.as_ref().map_or_else(RequestMatch::default, |given| {
         request_match(problems, document, given, &["spec", "rules", &index, "modelMatch"])
     });
-    let (targets, broken) = targets(problems, document, spec, &index, pools);
+    let (targets, broken) = targets(problems, document, spec, &index, known);
     Some(Rule { label: label.into(), matches, targets, broken: broken.map(Arc::from) })
 }
 
@@ -188,7 +211,7 @@ fn targets(
     document: &Located<ModelRouteSpec>,
     rule: &RuleSpec,
     index: &str,
-    pools: &[PoolSpec],
+    known: &Known<'_>,
 ) -> (Vec<Target>, Option<&'static str>) {
     let path = ["spec", "rules", index, "targetModels"];
     let place = document.place(&path);
@@ -232,14 +255,7 @@ fn targets(
             continue;
         };
         let server = ObjectName::new(Arc::clone(&document.name.namespace), name);
-        let exists =
-            pools.iter().any(|pool| pool.name.kind == PoolKind::ModelServer && pool.name.object == server);
-        if !exists {
-            let known = pools.iter().filter(|pool| pool.name.object.namespace == server.namespace);
-            let near = crate::document::nearest(name, known.map(|pool| &*pool.name.object.name));
-            let advice = near.map(|name| format!("did you mean `{name}`?"));
-            problems.error(place("modelServerName"), format!("ModelServer {server} does not exist"), advice);
-        }
+        known.look_for(&server, problems, place("modelServerName"));
         targets.push(Target { server, weight: target.weight.unwrap_or(1) });
     }
     if !targets.is_empty() && targets.iter().all(|target| target.weight == 0) {
