@@ -119,7 +119,7 @@ fn warn_ineffective(problems: &mut Problems, document: &Located<ModelRouteSpec>)
         let place = document.place(&["spec", "parentRefs"]);
         problems.warning(
             place,
-            "parentRefs has no effect without Kubernetes: the route serves every listener",
+            "parentRefs has no effect: the route serves every listener that asks this picker",
             None,
         );
     }
