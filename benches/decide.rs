@@ -62,6 +62,7 @@ fn arrived(prompt_bytes: usize, distinct: u64) -> Arrived {
         [(":method", "POST"), (":path", "/v1/chat/completions"), ("content-type", "application/json")];
     let now = Instant::now();
     Arrived {
+        pool: None,
         head: Head::new(headers.map(|(name, value)| (name.to_owned(), value.to_owned()))),
         body: Body::Whole(Chunks::of(body.into_bytes())),
         subset: None,

@@ -8,10 +8,11 @@ mod feeds;
 mod health;
 mod servers;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use parking_lot::RwLock;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -31,14 +32,13 @@ use crate::schedule::Scheduler;
 use crate::schedule::plugin::Kind;
 use crate::settle::Ledger;
 use crate::snapshot::Store;
-use crate::state::ObjectName;
 use crate::{extproc, readiness, tls};
 
 pub use cluster::NoSource;
 pub use servers::{Ports, server_builder};
 
 /// The addresses that were bound.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Bound {
     /// ext_proc, access log, health.
     pub grpc: SocketAddr,
@@ -49,6 +49,9 @@ pub struct Bound {
     /// The validating webhook, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub webhook: Option<SocketAddr>,
+    /// ext_proc for one pool each, by its name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub pools: BTreeMap<String, SocketAddr>,
 }
 
 /// A running picker.
@@ -152,7 +155,8 @@ impl App {
 
         tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
         // Probes are answered while the first configuration is still being read.
-        let grpc = ports.serve(&args, &admin, (tls, webhook_tls), &closing, &stop, &tasks)?;
+        let tls = (tls.as_ref(), webhook_tls);
+        let grpc = ports.serve(&args, &admin, tls, &closing, &stop, &tasks)?;
         match &args.resources {
             Some(dir) => feeds::follow_files(dir, &admin, &stop, &tasks)?,
             None => {
@@ -167,17 +171,10 @@ impl App {
     }
 }
 
-/// `NAMESPACE/NAME`.
-pub fn object_name(text: &str) -> Result<ObjectName> {
-    let (namespace, name) =
-        text.split_once('/').with_context(|| format!("`{text}` is not NAMESPACE/NAME"))?;
-    Ok(ObjectName::new(namespace, name))
-}
-
 fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
     Ok(Settings {
         max_body: args.limits.max_body_bytes,
-        default_pool: args.default_pool.as_deref().map(object_name).transpose()?,
+        default_pool: args.default_pool.clone(),
         trust_hints: args.obeys_hints(),
         usage_injection: args.usage_injection,
         decision_detail: args.decision_detail,

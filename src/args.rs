@@ -11,11 +11,13 @@ use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
+use crate::state::ObjectName;
+
 pub use engine::EngineArgs;
 pub use relay::{EventEngine, RelayArgs};
 pub use secret::Secret;
 pub use serve::{
-    AcceptedArgs, DebugAccess, KubernetesArgs, LimitArgs, LogArgs, LogFormat, PortArgs, Selector, ServeArgs,
+    AcceptedArgs, DebugAccess, KubernetesArgs, LimitArgs, LogArgs, LogFormat, PoolPort, PortArgs, Selector, ServeArgs,
     TargetPorts, TlsArgs, TlsVersion, WebhookArgs, ZapLevel,
 };
 
@@ -97,7 +99,7 @@ pub struct CheckArgs {
     pub config: Option<PathBuf>,
     /// The pool of requests that no ModelRoute claims.
     #[arg(long, value_name = "NS/NAME", env = "PILOTFISH_DEFAULT_POOL")]
-    pub default_pool: Option<String>,
+    pub default_pool: Option<ObjectName>,
     /// Redis with the block index that `kvcache-aware` reads; it is not connected to, only known to be there.
     #[arg(long, value_name = "URL", env = "PILOTFISH_REDIS_URL", hide_env_values = true)]
     pub redis_url: Option<Secret>,

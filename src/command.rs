@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::app::{self, App, NoSource};
+use crate::app::{App, NoSource};
 use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, RelayArgs, ServeArgs};
 use crate::engine::{Engine, EngineConfig};
 use crate::feed::redis::Address;
@@ -45,16 +45,12 @@ fn check(args: &CheckArgs, extra_plugins: &[&Kind]) -> ExitCode {
             USAGE,
         );
     }
-    let default_pool = match args.default_pool.as_deref().map(app::object_name).transpose() {
-        Ok(name) => name,
-        Err(error) => return fail(&error, USAGE),
-    };
     let address = args.redis_url.as_ref().map(|url| url.expose().parse::<Address>().context("--redis-url"));
     if let Some(Err(error)) = address {
         return fail(&error, USAGE);
     }
     let options = check::Options {
-        default_pool: default_pool.as_ref(),
+        default_pool: args.default_pool.as_ref(),
         config: config::Options {
             allow_unsupported: args.allow_unsupported,
             shared_index: args.redis_url.is_some(),

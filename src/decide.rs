@@ -99,6 +99,8 @@ pub struct Arrived {
     pub head: Head,
     /// Its body.
     pub body: Body,
+    /// The pool that the gateway names.
+    pub pool: Option<ObjectName>,
     /// Candidate restriction.
     pub subset: Option<Subset>,
     /// Whether the response body will pass through us.
@@ -197,7 +199,7 @@ impl Decider {
     pub async fn explain(&self, arrived: &Arrived) -> Result<Record, Refusal> {
         let mut record = Record::begin(self.decision_id(), "");
         let (request, text) = self.parse(&mut record, &arrived.head, &arrived.body)?;
-        let (routed, seed) = self.route(&mut record, &arrived.head, &request)?;
+        let (routed, seed) = self.route(&mut record, arrived, &request)?;
         let pipeline = self.scheduler.pipeline();
         let path = arrived.head.path();
         let prompt = self.prepare(&mut record, &pipeline, &routed, &request, path, text.bytes()).await;
@@ -226,7 +228,7 @@ impl Decider {
             return Ok(Verdict::Answer(list));
         }
         let (request, text) = self.parse(record, &arrived.head, &arrived.body)?;
-        let (routed, seed) = self.route(record, &arrived.head, &request)?;
+        let (routed, seed) = self.route(record, &arrived, &request)?;
         *found = Some(Arc::clone(&routed.pool));
         let pipeline = self.scheduler.pipeline();
         let path = arrived.head.path();
@@ -303,13 +305,15 @@ impl Decider {
     fn route(
         &self,
         record: &mut Record,
-        head: &Head,
+        arrived: &Arrived,
         request: &LlmRequest,
     ) -> Result<(Routed, u64), Refusal> {
+        let head = &arrived.head;
         let began = Instant::now();
         let seed: u64 = rand::random();
         let question = Question {
             model: request.model.as_deref(),
+            pool: arrived.pool.as_ref(),
             path: head.path(),
             header: &|name| head.get(name),
             draw: seed,

@@ -4,7 +4,7 @@ pub mod node;
 pub mod problem;
 
 pub use node::{Node, Place, Yaml};
-pub use problem::{Problem, Problems, Severity};
+pub use problem::{About, Problem, Problems, Severity};
 
 use serde::de::DeserializeOwned;
 

@@ -22,6 +22,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::decide::Decider;
 use crate::metrics::Metrics;
 use crate::settle::Ledger;
+use crate::state::ObjectName;
 
 pub use budget::Budget;
 
@@ -61,12 +62,17 @@ pub struct Shared {
 #[derive(Clone, Debug)]
 pub struct ExtProc {
     shared: Arc<Shared>,
+    pool: Option<ObjectName>,
 }
 
+/// The gRPC metadata by which a gateway names the pool of a stream, `NAMESPACE/NAME`: `initial_metadata` of Envoy's
+/// `grpc_service`, or `grpc_initial_metadata` of one of its routes.
+pub const POOL_METADATA: &str = "x-pilotfish-pool";
+
 impl ExtProc {
-    /// A service over `shared`.
-    pub fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+    /// A service over `shared`, for the requests of one pool if one is given.
+    pub fn new(shared: Arc<Shared>, pool: Option<ObjectName>) -> Self {
+        Self { shared, pool }
     }
 }
 
@@ -78,7 +84,10 @@ impl ExternalProcessor for ExtProc {
         &self,
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
-        Ok(Response::new(stream::replies(Arc::clone(&self.shared), request.into_inner())))
+        let named = request.metadata().get(POOL_METADATA);
+        let named = named.map(|name| message::named_pool(&String::from_utf8_lossy(name.as_bytes())));
+        let pool = named.or_else(|| self.pool.clone());
+        Ok(Response::new(stream::replies(Arc::clone(&self.shared), pool, request.into_inner())))
     }
 }
 

@@ -49,6 +49,7 @@ pub mod session;
 pub mod settle;
 pub mod snapshot;
 pub mod state;
+pub mod status;
 pub mod telemetry;
 pub mod tls;
 pub mod topology;

@@ -7,10 +7,14 @@ pub mod table;
 pub use matching::{HeaderMatch, RequestMatch, TextMatch};
 pub use table::{Drawn, Route, RouteTable, Rule, Target};
 
+use crate::state::ObjectName;
+
 /// What of a request its routing looks at.
 pub struct Question<'a> {
     /// The client's model name, if the request names one.
     pub model: Option<&'a str>,
+    /// The pool that the gateway names, which leaves nothing for routes to decide.
+    pub pool: Option<&'a ObjectName>,
     /// Path without query.
     pub path: &'a str,
     /// First value of a header by lower-case name.

@@ -76,8 +76,8 @@ pub struct Routed {
 }
 
 impl Snapshot {
-    /// Where a request goes: by ModelRoutes if there are any and it names a model, else to the default or the only pool,
-    /// whose rewrites then apply. A forced model name goes before both.
+    /// Where a request goes: to the pool that the gateway names, else by ModelRoutes if there are any and it names a model,
+    /// else to the default or the only pool, whose rewrites then apply. A forced model name goes before both.
     pub fn route(&self, default_pool: Option<&ObjectName>, ask: &Question<'_>) -> Result<Routed, Refusal> {
         if !self.stands {
             let why = "the first resources are still being read: try again shortly";
@@ -99,16 +99,19 @@ impl Snapshot {
     }
 
     fn routed(&self, default_pool: Option<&ObjectName>, ask: &Question<'_>) -> Result<Routed, Refusal> {
-        if let Some(model) = ask.model
+        if let (None, Some(model)) = (ask.pool, ask.model)
             && !self.routes.is_empty()
         {
             return self.by_model_route(model, ask);
         }
-        let pool = match default_pool {
-            Some(name) => self.pool_of_any_kind(name).ok_or_else(|| {
-                Refusal::new(Reason::NoEndpoints, format!("the default pool {name} does not exist"))
-            })?,
-            None => match &self.pools[..] {
+        let named = |role: &str, name: &ObjectName| {
+            let missing = || format!("the {role} pool {name} does not exist");
+            self.pool_of_any_kind(name).ok_or_else(|| Refusal::new(Reason::NoEndpoints, missing()))
+        };
+        let pool = match (ask.pool, default_pool) {
+            (Some(name), _) => named("gateway's", name)?,
+            (None, Some(name)) => named("default", name)?,
+            (None, None) => match &self.pools[..] {
                 [only] => only,
                 [] => return Err(Refusal::new(Reason::NoEndpoints, "no pool is configured")),
                 _ => return Err(undecided(ask.model.is_some())),
@@ -175,6 +178,7 @@ mod tests {
     fn before_anything_is_read_the_reason_is_another_than_with_nothing_read() {
         let ask = Question {
             model: Some("m"),
+            pool: None,
             forced_model: None,
             takes_model: true,
             path: "/",

@@ -34,6 +34,19 @@ impl ObjectName {
     }
 }
 
+impl std::str::FromStr for ObjectName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+                Ok(Self::new(namespace, name))
+            }
+            _ => Err(format!("`{text}` is not NAMESPACE/NAME")),
+        }
+    }
+}
+
 impl std::fmt::Display for ObjectName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)

@@ -63,6 +63,7 @@ mod feeds {
 
 /// What an ext_proc client of llm-d's kind sees.
 mod extproc {
+    mod pools;
     mod reports;
     mod rewrites;
     mod sessions;
@@ -100,6 +101,7 @@ mod kube {
     mod outages;
     /// Pods with engines behind them, an Envoy before them, and traffic.
     mod stand;
+    mod status;
     mod watching;
     mod webhook;
 }

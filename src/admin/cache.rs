@@ -43,6 +43,7 @@ impl Question {
         let now = Instant::now();
         let headers = [(":method", "POST"), (":path", path), ("content-type", "application/json")];
         Ok(Arrived {
+            pool: None,
             head: Head::new(headers.map(|(name, value)| (name.to_owned(), value.to_owned()))),
             body: Body::Whole(Chunks::of(body.to_string().into_bytes())),
             subset: None,

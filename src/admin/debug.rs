@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::{Admin, error, view};
 use crate::decide::{Arrived, Body, Chunks};
 use crate::decision::RING;
+use crate::extproc::message::named_pool;
 use crate::request::head::Head;
 use crate::schedule::{Pipeline, Subset};
 use crate::snapshot::Snapshot;
@@ -97,6 +98,7 @@ pub struct Question {
     body: Option<Value>,
     #[serde(default)]
     subset: Option<Vec<String>>,
+    pool: Option<String>,
 }
 
 fn chat_path() -> String {
@@ -137,6 +139,7 @@ impl Question {
         };
         let now = Instant::now();
         Arrived {
+            pool: self.pool.as_deref().map(named_pool),
             head: Head::new(fixed.into_iter().chain(given)),
             body,
             subset: self.subset.map(|list| Subset::from_entries(list.iter().map(String::as_str))),

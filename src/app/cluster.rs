@@ -7,15 +7,19 @@ use anyhow::{Context, Result};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::effect::Effect;
+use super::feeds::until_stopped;
 use crate::admin::Admin;
 use crate::args::ServeArgs;
 use crate::feed::kube::{Scope, Standing, Unnamed, Watches, follow};
 use crate::metrics::Degraded;
+use crate::resources::lower::Lowered;
 use crate::state::{ObjectName, PoolKind, PoolName};
+use crate::status::{self, Report, Writer};
 use crate::topology::GRACE;
 
 /// What readiness is held back by.
@@ -78,7 +82,11 @@ pub fn start(
     let client = Client::try_from(config).context("the cluster's address or certificates cannot be used")?;
     admin.readiness.hold(KUBERNETES, "the cluster is not read yet");
     tasks.spawn(tell(Arc::clone(admin), Arc::clone(watches), stop.clone()));
-    let cluster = Arc::new(Mutex::new(Cluster::new(Arc::clone(admin), scope.pool.clone())));
+    let (told, reports) = watch::channel(Arc::default());
+    let writer = Writer::new(client.clone(), admin.shared.decider.settings.replica.to_string());
+    tasks.spawn(until_stopped(stop.clone(), writer.follow(reports)));
+    let cluster = Cluster::new(Arc::clone(admin), scope.pool.clone(), told);
+    let cluster = Arc::new(Mutex::new(cluster));
     tasks.spawn(forget_the_gone(Arc::clone(&cluster), stop.clone()));
     let sink = move |standing| cluster.lock().stand(standing);
     tasks.spawn(follow(client, scope, Arc::clone(watches), stop.clone(), sink));
@@ -89,20 +97,30 @@ struct Cluster {
     effect: Effect,
     pool: Option<PoolName>,
     admin: Arc<Admin>,
+    objects: Lowered,
+    told: watch::Sender<Arc<Vec<Report>>>,
 }
 
 impl Cluster {
-    fn new(admin: Arc<Admin>, pool: Option<ObjectName>) -> Self {
+    fn new(admin: Arc<Admin>, pool: Option<ObjectName>, told: watch::Sender<Arc<Vec<Report>>>) -> Self {
         let pool = pool.map(|object| PoolName { kind: PoolKind::InferencePool, object });
-        Self { effect: Effect::new(Arc::clone(&admin)), pool, admin }
+        Self { effect: Effect::new(Arc::clone(&admin)), pool, admin, objects: Lowered::default(), told }
     }
 
     fn stand(&mut self, standing: Standing) {
         self.effect.stand(standing.world);
         if let Some(objects) = standing.objects {
+            self.objects = objects.clone();
             self.effect.show(objects);
             self.effect.tell();
         }
+        let snapshot = self.admin.shared.decider.store.load_full();
+        let reports = status::reports(&self.objects, &snapshot, &standing.unroutable);
+        self.told.send_if_modified(|told| {
+            let is_new = **told != reports;
+            *told = Arc::new(reports);
+            is_new
+        });
         self.effect.show_pods(standing.pod_problems, standing.unroutable);
         let store = &self.admin.shared.decider.store;
         match &self.pool {

@@ -179,7 +179,8 @@ pub fn follow_config(
     }
 }
 
-async fn until_stopped(stop: CancellationToken, feed: impl Future<Output = ()>) {
+/// Runs a feed until `stop`.
+pub async fn until_stopped(stop: CancellationToken, feed: impl Future<Output = ()>) {
     tokio::select! {
         () = stop.cancelled() => {}
         () = feed => {}

@@ -15,9 +15,10 @@ use tonic_health::pb::health_server::HealthServer;
 use super::Bound;
 use super::health::HealthService;
 use crate::admin::{self, Admin};
-use crate::args::ServeArgs;
+use crate::args::{PoolPort, ServeArgs};
 use crate::extproc::ExtProc;
 use crate::extproc::access_log::AccessLog;
+use crate::state::ObjectName;
 use crate::tls::{Tls, incoming};
 use crate::trust::Trust;
 use crate::webhook::{self, Door};
@@ -39,6 +40,7 @@ pub struct Ports {
     health: TcpListener,
     admin: TcpListener,
     webhook: Option<TcpListener>,
+    pools: Vec<(TcpListener, ObjectName)>,
 }
 
 impl Ports {
@@ -48,7 +50,12 @@ impl Ports {
             Some(port) => Some(bind(args.host(), port, "--webhook-port").await?),
             None => None,
         };
+        let mut pools = Vec::new();
+        for PoolPort { port, pool } in &args.ports.pool_ports {
+            pools.push((bind(args.host(), *port, "--pool-port").await?, pool.clone()));
+        }
         Ok(Self {
+            pools,
             grpc: bind(args.host(), args.ports.grpc_port, "--grpc-port").await?,
             health: bind(args.host(), args.ports.grpc_health_port, "--grpc-health-port").await?,
             admin: bind(args.admin_host(), args.ports.metrics_port, "--metrics-port").await?,
@@ -63,16 +70,21 @@ impl Ports {
             health: self.health.local_addr()?,
             admin: self.admin.local_addr()?,
             webhook: self.webhook.as_ref().map(TcpListener::local_addr).transpose()?,
+            pools: self
+                .pools
+                .iter()
+                .map(|(listener, pool)| Ok((pool.to_string(), listener.local_addr()?)))
+                .collect::<Result<_>>()?,
         })
     }
 
-    /// Serves all, with the TLS of the gRPC port and that of the webhook's. The gRPC port closes gracefully on `closing`, the
+    /// Serves all, with the TLS of the gRPC ports and that of the webhook's. The gRPC ports close gracefully on `closing`, the
     /// others live until `stop`.
     pub fn serve(
         self,
         args: &ServeArgs,
         admin: &Arc<Admin>,
-        (tls, webhook_tls): (Option<Arc<Tls>>, Option<Arc<Tls>>),
+        (tls, webhook_tls): (Option<&Arc<Tls>>, Option<Arc<Tls>>),
         closing: &CancellationToken,
         stop: &CancellationToken,
         tasks: &TaskTracker,
@@ -82,19 +94,27 @@ impl Ports {
             HealthServer::new(HealthService::new(Arc::clone(&admin.readiness), until.clone()))
         };
         let most = shared.decider.settings.max_body + MESSAGE_OVERHEAD;
-        let ext_proc = ExternalProcessorServer::new(ExtProc::new(Arc::clone(shared)))
-            .max_decoding_message_size(args.limits.grpc_max_recv_msg_size.unwrap_or(most))
-            .max_encoding_message_size(args.limits.grpc_max_send_msg_size.unwrap_or(most));
+        let ext_proc = |pool| {
+            ExternalProcessorServer::new(ExtProc::new(Arc::clone(shared), pool))
+                .max_decoding_message_size(args.limits.grpc_max_recv_msg_size.unwrap_or(most))
+                .max_encoding_message_size(args.limits.grpc_max_send_msg_size.unwrap_or(most))
+        };
         let access_log = AccessLogServiceServer::new(AccessLog::new(
             Arc::clone(&shared.ledger),
             Arc::clone(&shared.metrics),
             Trust::new(args.trusted_clients.clone()),
         ));
-        let grpc =
-            server_builder().add_service(ext_proc).add_service(access_log).add_service(health(closing));
-        let connections = incoming(self.grpc, tls, Arc::clone(&shared.metrics));
-        let closed = closing.clone().cancelled_owned();
-        let grpc = tasks.spawn(grpc.serve_with_incoming_shutdown(connections, closed));
+        let listeners = self.pools.into_iter().map(|(listener, pool)| (listener, Some(pool)));
+        let servers = std::iter::once((self.grpc, None)).chain(listeners).map(|(listener, pool)| {
+            let grpc = server_builder()
+                .add_service(ext_proc(pool))
+                .add_service(access_log.clone())
+                .add_service(health(closing));
+            let connections = incoming(listener, tls.cloned(), Arc::clone(&shared.metrics));
+            grpc.serve_with_incoming_shutdown(connections, closing.clone().cancelled_owned())
+        });
+        let servers = futures::future::try_join_all(servers.collect::<Vec<_>>());
+        let grpc = tasks.spawn(async { servers.await.map(drop) });
 
         let health_only = server_builder().add_service(health(stop));
         let connections = incoming(self.health, None, Arc::clone(&shared.metrics));

@@ -19,12 +19,13 @@ pub use accepted::AcceptedArgs;
 pub use kubernetes::{KubernetesArgs, Selector, TargetPorts};
 pub use limits::LimitArgs;
 pub use log::{LogArgs, LogFormat, ZapLevel};
-pub use ports::PortArgs;
+pub use ports::{PoolPort, PortArgs};
 pub use tls::{TlsArgs, TlsVersion};
 pub use webhook::WebhookArgs;
 
 use super::{Secret, units};
 use crate::decide::UsageInjection;
+use crate::state::ObjectName;
 use crate::trust::Block;
 
 /// Who may read the debug pages.
@@ -65,7 +66,7 @@ pub struct ServeArgs {
 
     /// The pool of requests that no ModelRoute claims.
     #[arg(long, value_name = "NS/NAME", env = "PILOTFISH_DEFAULT_POOL")]
-    pub default_pool: Option<String>,
+    pub default_pool: Option<ObjectName>,
     /// Obey the headers for model rewrite, objective and fairness id; only behind a gateway that strips clients' copies.
     /// On by default with --pool-name.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new(), action = ArgAction::Set, env = "PILOTFISH_TRUST_HINTS")]

@@ -111,6 +111,7 @@ async fn offline(
         [(":method", "POST"), (":path", &args.path)].map(|(name, value)| (name.to_owned(), value.to_owned()));
     let now = Instant::now();
     let arrived = Arrived {
+        pool: None,
         head: Head::new(fixed.into_iter().chain(args.headers.iter().cloned())),
         body: Body::Whole(Chunks::of(body)),
         subset: None,

@@ -48,7 +48,7 @@ impl Decider {
     pub async fn holders(&self, arrived: &Arrived) -> Result<Holders, Refusal> {
         let mut record = Record::begin(self.decision_id(), "");
         let (request, text) = self.parse(&mut record, &arrived.head, &arrived.body)?;
-        let (routed, _) = self.route(&mut record, &arrived.head, &request)?;
+        let (routed, _) = self.route(&mut record, arrived, &request)?;
         let pipeline = self.scheduler.pipeline();
         let path = arrived.head.path();
         let prompt = self.prepare(&mut record, &pipeline, &routed, &request, path, text.bytes()).await;

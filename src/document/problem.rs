@@ -18,6 +18,18 @@ pub enum Severity {
     Error,
 }
 
+/// What a problem is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum About {
+    /// What the document says.
+    #[default]
+    Content,
+    /// Something it names that is not there.
+    Reference,
+    /// Another document that says the same.
+    Conflict,
+}
+
 /// One problem.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Problem {
@@ -33,6 +45,9 @@ pub struct Problem {
     pub message: String,
     /// What to do.
     pub advice: Option<String>,
+    /// What it is about.
+    #[serde(skip)]
+    pub about: About,
     /// The line of the file.
     #[serde(skip)]
     pub source: String,
@@ -84,6 +99,13 @@ impl Problems {
         self.push(Severity::Warning, place, message.into(), advice);
     }
 
+    /// Says what the newest problem is about.
+    pub fn newest_is_about(&mut self, about: About) {
+        if let Some(newest) = self.found.last_mut() {
+            newest.about = about;
+        }
+    }
+
     fn push(&mut self, severity: Severity, place: Place, message: String, advice: Option<String>) {
         let source = self.text.lines().nth((place.line as usize).saturating_sub(1)).unwrap_or_default();
         self.found.push(Problem {
@@ -93,6 +115,7 @@ impl Problems {
             severity,
             message,
             advice,
+            about: About::default(),
             source: source.replace('\t', " "),
         });
     }

@@ -32,6 +32,7 @@ use crate::request::head::Head;
 use crate::schedule::Subset;
 use crate::session::Issuer;
 use crate::settle::Progress;
+use crate::state::ObjectName;
 use crate::usage::{Attribute, Scanner};
 
 /// Most bytes in one piece of a body that we send: two chained full-duplex filters lose the end of larger ones.
@@ -75,6 +76,7 @@ pub struct Exchange {
     modes: Modes,
     phase: Phase,
     head: Head,
+    pool: Option<ObjectName>,
     subset: Option<Subset>,
     /// Whether a header has restricted the candidates, which no metadata changes.
     chosen_by_test: bool,
@@ -96,11 +98,20 @@ pub struct Exchange {
 
 impl Exchange {
     /// A stream that has said nothing yet.
-    pub fn new(budget: Arc<Budget>, max_body: usize, options: Options, now: Instant) -> Self {
+    ///
+    /// `pool` is the one that the connection is for, if it is for one.
+    pub fn new(
+        budget: Arc<Budget>,
+        max_body: usize,
+        options: Options,
+        pool: Option<ObjectName>,
+        now: Instant,
+    ) -> Self {
         Self {
             modes: Modes::learn(None),
             phase: Phase::Start,
             head: Head::default(),
+            pool,
             subset: None,
             chosen_by_test: false,
             options,
@@ -175,8 +186,11 @@ impl Exchange {
         }
     }
 
-    /// Learns which endpoints the gateway allows; it may say so with any message of the request.
+    /// Learns which pool and which endpoints the gateway allows; it may say so with any message of the request.
     fn restrict(&mut self, metadata: Option<&Metadata>) {
+        if let Some(pool) = metadata.and_then(message::pool) {
+            self.pool = Some(pool);
+        }
         if self.chosen_by_test || self.options.ignore_subset {
             return;
         }
@@ -284,6 +298,7 @@ impl Exchange {
         Step::Decide(Box::new(Arrived {
             head: std::mem::take(&mut self.head),
             body,
+            pool: self.pool.take(),
             subset: self.subset.take(),
             sees_response: self.modes.sees_response(),
             started: self.started,

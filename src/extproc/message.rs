@@ -11,6 +11,7 @@ use prost::Message;
 use crate::request::head::Head;
 use crate::schedule::Subset;
 use crate::settle::UpstreamFacts;
+use crate::state::ObjectName;
 use crate::usage::Usage;
 
 /// The filter-metadata namespace of the candidate restriction.
@@ -19,6 +20,9 @@ const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
 /// The namespace that destinations go out and served endpoints come in by.
 pub const LB_NAMESPACE: &str = "envoy.lb";
 const SERVED_KEY: &str = "x-gateway-destination-endpoint-served";
+/// The namespace that our own words go out and a pool comes in by.
+pub const OWN_NAMESPACE: &str = "pilotfish";
+const POOL_KEY: &str = "pool";
 const USAGE_NAMESPACE: &str = "envoy.ai.token_usage";
 
 /// Moves Envoy's headers into ours. Values come as bytes; what is no UTF-8 is replaced, it can match nothing.
@@ -47,6 +51,19 @@ pub fn subset(metadata: Option<&Metadata>) -> Option<Subset> {
         // Anything else restricts to something we cannot read: to nothing, rather than to everything.
         _ => Some(Subset::default()),
     }
+}
+
+/// The pool that the gateway names, `NAMESPACE/NAME`. What is no such name names a pool that does not exist.
+pub fn pool(metadata: &Metadata) -> Option<ObjectName> {
+    match &metadata.filter_metadata.get(OWN_NAMESPACE)?.fields.get(POOL_KEY)?.kind {
+        Some(Kind::StringValue(name)) => Some(named_pool(name)),
+        _ => None,
+    }
+}
+
+/// See [`pool`].
+pub fn named_pool(name: &str) -> ObjectName {
+    name.parse().unwrap_or_else(|_| ObjectName::new("", name))
 }
 
 /// The endpoint that has served, as the gateway writes it.

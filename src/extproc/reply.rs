@@ -15,7 +15,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use smallvec::SmallVec;
 
-use super::message::LB_NAMESPACE;
+use super::message::{LB_NAMESPACE, OWN_NAMESPACE};
 use crate::decide::Served;
 use crate::decision::Record;
 use crate::refusal::Refusal;
@@ -28,8 +28,6 @@ use crate::usage::{Attribute, Usage};
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 /// The metadata key of the decision.
 pub const DECISION: &str = "x-pilotfish-decision";
-/// Our own metadata namespace.
-pub const NAMESPACE: &str = "pilotfish";
 /// The metadata key of the scores of all candidates.
 const SCORES: &str = "x-gateway-destination-endpoint-scores";
 const SERVED_FOR_TESTS: &str = "x-conformance-test-served-endpoint";
@@ -179,7 +177,7 @@ pub fn metadata(served: &Served, record: &Record, with_scores: bool) -> Struct {
     Struct {
         fields: HashMap::from([
             (LB_NAMESPACE.to_owned(), structure(lb)),
-            (NAMESPACE.to_owned(), structure(own)),
+            (OWN_NAMESPACE.to_owned(), structure(own)),
         ]),
     }
 }
@@ -211,7 +209,7 @@ fn session_by_address(tokens: &Issuer) -> HashMap<String, Value> {
 /// The output tokens, once known, and what the operator has reported of them.
 pub fn usage(usage: &Usage, reports: &[Arc<Attribute>]) -> Struct {
     let own = HashMap::from([("output_tokens".to_owned(), number(usage.completion))]);
-    let mut namespaces = HashMap::from([(NAMESPACE.to_owned(), own)]);
+    let mut namespaces = HashMap::from([(OWN_NAMESPACE.to_owned(), own)]);
     for report in reports {
         if let Some(value) = report.value(usage) {
             let value = Value { kind: Some(Kind::NumberValue(value as f64)) };

@@ -23,21 +23,27 @@ use crate::decide::{Arrived, Decided, Served, Verdict};
 use crate::decision::Record;
 use crate::refusal::{Reason, Refusal};
 use crate::settle::Closing;
+use crate::state::ObjectName;
 
 /// The replies of one stream.
 pub type Replies = Pin<Box<dyn Stream<Item = Reply> + Send>>;
 
 /// The replies to `incoming`.
-pub fn replies(shared: Arc<Shared>, incoming: Streaming<ProcessingRequest>) -> Replies {
-    replies_to(shared, incoming.boxed())
+pub fn replies(
+    shared: Arc<Shared>,
+    pool: Option<ObjectName>,
+    incoming: Streaming<ProcessingRequest>,
+) -> Replies {
+    replies_to(shared, pool, incoming.boxed())
 }
 
 /// The replies to any stream of messages.
 pub fn replies_to(
     shared: Arc<Shared>,
+    pool: Option<ObjectName>,
     incoming: Pin<Box<dyn Stream<Item = Result<ProcessingRequest, Status>> + Send>>,
 ) -> Replies {
-    let driver = Driver::new(shared, incoming);
+    let driver = Driver::new(shared, pool, incoming);
     stream::unfold(Some(driver), |driver| async move {
         let mut driver = driver?;
         match AssertUnwindSafe(driver.next()).catch_unwind().await {
@@ -99,6 +105,7 @@ enum Event {
 impl Driver {
     fn new(
         shared: Arc<Shared>,
+        pool: Option<ObjectName>,
         incoming: Pin<Box<dyn Stream<Item = Result<ProcessingRequest, Status>> + Send>>,
     ) -> Self {
         let now = Instant::now();
@@ -108,6 +115,7 @@ impl Driver {
                 Arc::clone(&shared.budget),
                 shared.decider.settings.max_body,
                 shared.options,
+                pool,
                 now,
             ),
             drain_over: Box::pin(shared.drain_over.clone().cancelled_owned()),
@@ -418,7 +426,9 @@ mod tests {
             ProcessingRequest { request: Some(Request::RequestHeaders(headers)), ..Default::default() };
         let shared = shared();
         let replies: Vec<Reply> =
-            replies_to(Arc::clone(&shared), stream::iter([Ok(begun), Err(failure)]).boxed()).collect().await;
+            replies_to(Arc::clone(&shared), None, stream::iter([Ok(begun), Err(failure)]).boxed())
+                .collect()
+                .await;
         assert_eq!(shared.metrics.streams.load(Ordering::Relaxed), 0);
         replies
     }

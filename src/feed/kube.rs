@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use index::{Index, Standing};
-pub use kind::{Kind, Source};
+pub use kind::{Kind, Source, resource};
 pub use selector::PodSelector;
 pub use watches::{KindState, State, WatchId, Watches};
 

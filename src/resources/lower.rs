@@ -59,7 +59,7 @@ const DRAIN: &str = "pilotfish.dev/drain";
 const READ_ANNOTATIONS: [&str; 5] = [DRAIN, events::EVENTS, events::REPLAY, speed::WEIGHT, speed::GPU];
 
 /// What a set of files means, and what is wrong with it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Lowered {
     /// The world, without what is wrong.
     pub world: World,

@@ -98,6 +98,7 @@ mod tests {
         let ask = |model, path, tier: Option<&'static str>| {
             let header = move |name: &str| tier.filter(|_| name == "x-tier");
             rule.matches(&Question {
+                pool: None,
                 model: Some(model),
                 path,
                 header: &header,

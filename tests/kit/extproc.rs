@@ -15,6 +15,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value as ProtoValue};
 use futures::StreamExt;
+use pilotfish::extproc::POOL_METADATA;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -43,9 +44,18 @@ impl Stream {
 
     /// Opens a stream over a connection; it says nothing yet.
     pub async fn over(channel: Channel) -> Self {
+        Self::with_pool(channel, None).await
+    }
+
+    /// The same with a pool named by the header that gateways use.
+    pub async fn with_pool(channel: Channel, pool: Option<&str>) -> Self {
         let (to, outgoing) = mpsc::unbounded_channel();
         let mut client = ExternalProcessorClient::new(channel);
-        let answer = client.process(UnboundedReceiverStream::new(outgoing));
+        let mut request = tonic::Request::new(UnboundedReceiverStream::new(outgoing));
+        if let Some(pool) = pool {
+            request.metadata_mut().insert(POOL_METADATA, pool.parse().unwrap());
+        }
+        let answer = client.process(request);
         let from = within("a stream", answer).await.unwrap().into_inner();
         Self { to: Some(to), from, modes: None, replies: Replies::default() }
     }

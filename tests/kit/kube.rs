@@ -195,6 +195,12 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
+    /// An object as it stands.
+    pub async fn get(&self, resource: &ApiResource, name: &str) -> DynamicObject {
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, resource);
+        api.get(name).await.unwrap()
+    }
+
     /// Changes members of an object of a kind that is installed: `null` removes one.
     pub async fn patch(&self, resource: &ApiResource, name: &str, change: &Value) {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, resource);

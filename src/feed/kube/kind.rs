@@ -65,6 +65,12 @@ impl Source {
     }
 }
 
+/// How the API server calls the kind of that [label](Source::label).
+pub fn resource(label: &str) -> Option<ApiResource> {
+    let everything = sources(&Scope::default()).into_iter().chain([Source::pods("")]);
+    everything.into_iter().find(|source| source.label() == label).map(|source| source.resource)
+}
+
 /// What is watched beside pods.
 pub(super) fn sources(scope: &Scope) -> Vec<Source> {
     const SERVING: &str = "networking.serving.volcano.sh";

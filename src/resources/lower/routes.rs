@@ -5,7 +5,7 @@ use std::sync::Arc;
 use regex::Regex;
 
 use super::{Located, Origin, Reader};
-use crate::document::{Place, Problems, nearest};
+use crate::document::{About, Place, Problems, nearest};
 use crate::resources::ModelRouteSpec;
 use crate::resources::model_route::{ModelMatch, Rule as RuleSpec, StringMatch};
 use crate::route::{HeaderMatch, RequestMatch, Route, Rule, Target, TextMatch};
@@ -68,6 +68,7 @@ impl Reader {
                         other.label
                     );
                     self.problems[document.file].warning(place, why, None);
+                    self.problems[document.file].newest_is_about(About::Conflict);
                 }
             }
             let older = |other: &&Route| (other.created, &other.name) < (route.created, &route.name);
@@ -77,6 +78,7 @@ impl Reader {
                 let place = document.place(&["spec", "modelName"]);
                 let why = format!("ModelRoute {} serves `{model}` too and is tried first", other.label);
                 self.problems[document.file].warning(place, why, None);
+                self.problems[document.file].newest_is_about(About::Conflict);
             }
         }
     }
@@ -102,6 +104,7 @@ impl Known<'_> {
         } else {
             problems.error(place, format!("ModelServer {server} does not exist"), advice);
         }
+        problems.newest_is_about(About::Reference);
     }
 }
 
