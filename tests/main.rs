@@ -42,6 +42,7 @@ mod kit {
 mod cases {
     mod encodings;
     mod hashing;
+    mod kubernetes;
     mod kv_events;
     mod lifecycle;
     mod load;
@@ -99,6 +100,7 @@ mod kube {
     mod definitions;
     mod fields;
     mod outages;
+    mod scale;
     /// Pods with engines behind them, an Envoy before them, and traffic.
     mod stand;
     mod status;

@@ -36,6 +36,8 @@ pub struct Writer {
     /// Kinds whose definition has no room for conditions, or whose status may not be written.
     without_status: HashSet<Arc<str>>,
     events_forbidden: bool,
+    /// Kinds whose objects may not be read one by one.
+    unread: HashSet<Arc<str>>,
 }
 
 impl Writer {
@@ -47,6 +49,7 @@ impl Writer {
             said: HashMap::new(),
             without_status: HashSet::new(),
             events_forbidden: false,
+            unread: HashSet::new(),
         }
     }
 
@@ -83,14 +86,27 @@ impl Writer {
 
     async fn say(&mut self, report: &Report) -> Result<(), Error> {
         let has_status = !report.conditions.is_empty() && !self.without_status.contains(&report.kind);
-        if !has_status && (report.notes.is_empty() || self.events_forbidden) {
+        let has_events = !report.notes.is_empty() && !self.events_forbidden;
+        if !(has_status || has_events) || self.unread.contains(&report.kind) {
             return Ok(());
         }
         let Some(resource) = resource(&report.kind) else { return Ok(()) };
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), &report.name.namespace, &resource);
-        // One that is gone needs to be told nothing.
-        let Some(object) = api.get_opt(&report.name.name).await? else { return Ok(()) };
+        let object = match api.get_opt(&report.name.name).await {
+            Ok(Some(object)) => object,
+            // One that is gone needs to be told nothing.
+            Ok(None) => return Ok(()),
+            Err(Error::Api(refused)) if refused.is_forbidden() => {
+                tracing::info!(
+                    "{0} are not told what is wrong with them: that takes the verb get on {0}",
+                    report.kind
+                );
+                self.unread.insert(Arc::clone(&report.kind));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         if has_status {
             self.write_status(&api, &resource, &object, report).await?;
         }

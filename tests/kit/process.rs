@@ -1,5 +1,6 @@
 //! A picker in a process of its own, for what happens when it ends.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -10,6 +11,7 @@ use tempfile::TempDir;
 
 use super::eventually::eventually;
 use super::http::{Answer, Client, whole};
+use super::kube::Cluster;
 use super::picker::Series;
 
 /// A running picker, killed when dropped.
@@ -34,9 +36,23 @@ impl Process {
     pub async fn start_at(port: u16, resources: &str, flags: &str) -> Self {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join("all.yaml"), resources).unwrap();
+        let from = ["--resources".into(), dir.path().as_os_str().to_owned()];
+        Self::run(dir, port, from, flags).await
+    }
+
+    /// Starts one that reads a cluster: of `PILOTFISH_BIN`, if that is set.
+    pub async fn of_cluster(cluster: &Cluster, flags: &str) -> Self {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("kubeconfig");
+        std::fs::write(&file, serde_json::to_string(&cluster.kubeconfig).unwrap()).unwrap();
+        Self::run(dir, 0, ["--kubeconfig".into(), file.into_os_string()], flags).await
+    }
+
+    async fn run(dir: TempDir, port: u16, from: [OsString; 2], flags: &str) -> Self {
         let log = File::create(dir.path().join("log")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pilotfish"));
-        command.arg("serve").arg("--resources").arg(dir.path()).args(["--grpc-port", &port.to_string()]);
+        let built = || env!("CARGO_BIN_EXE_pilotfish").into();
+        let mut command = Command::new(std::env::var_os("PILOTFISH_BIN").unwrap_or_else(built));
+        command.arg("serve").args(from).args(["--grpc-port", &port.to_string()]);
         command.args(["--grpc-health-port", "0", "--metrics-port", "0"]).args(flags.split_whitespace());
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -51,6 +67,11 @@ impl Process {
         let bound = |name: &str| said["listening"][name].as_str().unwrap().parse().unwrap();
         let admin = Client::of(bound("admin"));
         Self { grpc: bound("grpc"), health: bound("health"), admin, child, dir }
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// What it has logged.
