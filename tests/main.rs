@@ -16,6 +16,8 @@ mod kit {
     pub mod extproc;
     /// A client of gRPC health.
     pub mod health;
+    /// Helm, and what the chart renders.
+    pub mod helm;
     /// A client of Envoy.
     pub mod http;
     /// A real API server.
@@ -94,11 +96,13 @@ mod envoy {
     mod tls;
 }
 
-/// A real API server: our definitions, and what watches deliver.
+/// A real API server: our definitions, what watches deliver, and what the chart installs.
 mod kube {
     mod changes;
+    mod chart;
     mod definitions;
     mod fields;
+    mod installed;
     mod outages;
     mod scale;
     /// Pods with engines behind them, an Envoy before them, and traffic.

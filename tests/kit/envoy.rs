@@ -72,7 +72,7 @@ impl Gateway {
         let mut command = Command::new(binary());
         command.arg("-c").arg(&config).arg("--admin-address-path").arg(&admin_file);
         command.args(["--component-log-level", "upstream:error", "--log-level", "error"]);
-        command.args(["--concurrency", "1", "--use-dynamic-base-id"]);
+        command.args(["--concurrency", "1", "--use-dynamic-base-id", "--drain-strategy", "immediate"]);
         let child = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         let nobody = Client::of(SocketAddr::from(([127, 0, 0, 1], 1)));
         let mut gateway = Self { client: nobody.clone(), admin: nobody, child, dir };
@@ -99,6 +99,11 @@ impl Gateway {
     /// What it has logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Address of its admin port.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin.gateway()
     }
 
     async fn page(&self, path: &str) -> Option<String> {
@@ -139,7 +144,7 @@ impl Drop for Gateway {
 }
 
 /// The pinned Envoy: of `make test`, else installed by the script.
-fn binary() -> &'static Path {
+pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("PILOTFISH_ENVOY").filter(|path| !path.is_empty()) {

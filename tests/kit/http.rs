@@ -55,6 +55,11 @@ impl Client {
         Self { http: legacy::Client::builder(TokioExecutor::new()).build_http(), gateway }
     }
 
+    /// Where it sends to.
+    pub fn gateway(&self) -> SocketAddr {
+        self.gateway
+    }
+
     /// Sends a request and waits for the answer's headers.
     pub async fn open(
         &self,

@@ -239,7 +239,8 @@ impl Cluster {
         applied
     }
 
-    /// Applies one object on the server's side, or only asks what would come of it. Unknown fields are errors.
+    /// Applies one object on the server's side, or only asks what would come of it. Unknown fields are errors. It goes to
+    /// the namespace that it names, else to the test's own.
     pub async fn try_apply(&self, object: &Value, dry_run: bool) -> kube::Result<DynamicObject> {
         let (group, version) = object["apiVersion"]
             .as_str()
@@ -249,7 +250,8 @@ impl Cluster {
         let api: Api<DynamicObject> = match capabilities.scope {
             discovery::Scope::Cluster => Api::all_with(self.client.clone(), &resource),
             discovery::Scope::Namespaced => {
-                Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
+                let namespace = object["metadata"]["namespace"].as_str().unwrap_or(&self.namespace);
+                Api::namespaced_with(self.client.clone(), namespace, &resource)
             }
         };
         let mut params = PatchParams::apply("tests");
