@@ -59,6 +59,21 @@ fn asked(namespaces: &[&str], resources: &[&str], pool: &str) -> BTreeSet<String
     lines
 }
 
+/// What it writes: conditions, and events about objects.
+fn written(namespaces: &[&str]) -> BTreeSet<String> {
+    let of = |namespace: &&str| {
+        [
+            format!("{namespace} {ROUTES}/status  patch"),
+            format!("{namespace} {SERVERS}/status  patch"),
+            format!("{namespace} /events  create"),
+            format!("{namespace} /events  patch"),
+            format!("{namespace} events.k8s.io/events  create"),
+            format!("{namespace} events.k8s.io/events  patch"),
+        ]
+    };
+    namespaces.iter().flat_map(of).collect()
+}
+
 const POOLS: &str = "inference.networking.k8s.io/inferencepools";
 const ROUTES: &str = "networking.serving.volcano.sh/modelroutes";
 const SERVERS: &str = "networking.serving.volcano.sh/modelservers";
@@ -139,7 +154,7 @@ async fn roles_suffice_and_allow_nothing_more() {
     let values = format!("mode: kthena\nnamespaces: {namespaces:?}");
     let installation = Installation::render(namespaces[0], &values).unwrap();
     let resources = ["/pods", POOLS, ROUTES, SERVERS];
-    assert_eq!(grants(&installation), asked(&namespaces, &resources, ""));
+    assert_eq!(grants(&installation), &asked(&namespaces, &resources, "") | &written(&namespaces));
     other.apply(SERVER).await;
     other.pod("p", &json!({"app": "w"}), &other.address(1)).await;
     let picker = install(&server, &cluster, &installation).await;
@@ -147,7 +162,7 @@ async fn roles_suffice_and_allow_nothing_more() {
     reads_everything(&picker).await;
 
     let everywhere = Installation::render(namespaces[0], "mode: kthena").unwrap();
-    assert_eq!(grants(&everywhere), asked(&["*"], &resources, ""));
+    assert_eq!(grants(&everywhere), &asked(&["*"], &resources, "") | &written(&["*"]));
     let picker = install(&server, &cluster, &everywhere).await;
     reads_everything(&picker).await;
     server.kill().await;

@@ -174,6 +174,12 @@ capabilities: {drop: [ALL]}
 - apiGroups: [networking.serving.volcano.sh]
   resources: [modelroutes, modelservers]
   verbs: [list, watch]
+- apiGroups: [networking.serving.volcano.sh]
+  resources: [modelroutes/status, modelservers/status]
+  verbs: [patch]
+- apiGroups: ["", events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
 {{- end }}
 - apiGroups: [llm-d.ai, inference.networking.x-k8s.io]
   resources: [inferenceobjectives, inferencemodelrewrites]
