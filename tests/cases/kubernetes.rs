@@ -143,7 +143,8 @@ async fn k8s_04_ports_are_endpoints_and_pods_of_other_ports_are_reported() {
     let steps = list(case, "steps");
     assert_eq!(steps.len(), 5);
     let cluster = Cluster::namespace().await;
-    cluster.apply(case["apply"].as_str().unwrap()).await;
+    let here = format!("namespace: {}", cluster.namespace);
+    cluster.apply(&text(case, "apply").replace("namespace: default", &here)).await;
     let pods = Pods::without_pods(cluster).await;
     let cluster = &pods.cluster;
     let pools = ApiResource::erase::<InferencePool>(&());

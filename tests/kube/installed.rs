@@ -51,26 +51,18 @@ fn asked(namespaces: &[&str], resources: &[&str], pool: &str) -> BTreeSet<String
     for namespace in namespaces {
         for resource in &resources {
             let name = if resource.ends_with("/inferencepools") { pool } else { "" };
-            for verb in ["list", "watch"] {
+            for verb in ["get", "list", "watch"] {
                 lines.insert(format!("{namespace} {resource} {name} {verb}"));
             }
         }
+        lines.insert(format!("{namespace} events.k8s.io/events  create"));
     }
     lines
 }
 
-/// What it writes: conditions, and events about objects.
+/// The conditions that it writes.
 fn written(namespaces: &[&str]) -> BTreeSet<String> {
-    let of = |namespace: &&str| {
-        [
-            format!("{namespace} {ROUTES}/status  patch"),
-            format!("{namespace} {SERVERS}/status  patch"),
-            format!("{namespace} /events  create"),
-            format!("{namespace} /events  patch"),
-            format!("{namespace} events.k8s.io/events  create"),
-            format!("{namespace} events.k8s.io/events  patch"),
-        ]
-    };
+    let of = |namespace: &&str| [ROUTES, SERVERS].map(|kind| format!("{namespace} {kind}/status  patch"));
     namespaces.iter().flat_map(of).collect()
 }
 
