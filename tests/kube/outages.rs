@@ -1,5 +1,7 @@
 //! What the picker does while the API server, a definition or a permission is not there.
 
+use std::time::Duration;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::DeleteParams;
@@ -29,6 +31,17 @@ async fn undefine(cluster: &Cluster, plural: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn k8s_06_without_its_api_server_the_last_state_serves_and_then_converges() {
+    outage(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a measurement: make bench-kube"]
+async fn a_minute_without_an_api_server() {
+    outage(Duration::from_secs(60)).await;
+}
+
+/// At least this long.
+async fn outage(length: Duration) {
     let mut server = Server::start().await;
     let mut stand = Stand::of(Cluster::of(&server).await, SERVER, 3).await;
     stand.until_kubernetes_is(0.0).await;
@@ -39,6 +52,7 @@ async fn k8s_06_without_its_api_server_the_last_state_serves_and_then_converges(
     })
     .await;
     stand.until_only("nothing changes meanwhile", &[0, 1, 2]).await;
+    tokio::time::sleep(length).await;
     assert_eq!(stand.picker.get("/readyz").await.0, 200, "the picker serves on");
 
     server.restart_api_server().await;

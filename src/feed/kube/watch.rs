@@ -293,3 +293,6 @@ impl Wiring {
 fn same<K: Resource>(a: &K, b: &K) -> bool {
     (&a.meta().namespace, &a.meta().name) == (&b.meta().namespace, &b.meta().name)
 }
+
+#[cfg(test)]
+mod tests;
