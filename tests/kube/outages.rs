@@ -37,7 +37,7 @@ async fn k8s_06_without_its_api_server_the_last_state_serves_and_then_converges(
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement: make bench-kube"]
 async fn a_minute_without_an_api_server() {
-    outage(Duration::from_secs(60)).await;
+    outage(Duration::from_mins(1)).await;
 }
 
 /// At least this long.

@@ -39,8 +39,10 @@ async fn objects_page(State(script): State<Script>, RawQuery(query): RawQuery) -
     if query.is_some_and(|query| query.contains("watch=true")) {
         let events = script.lock().pop_front().and_then(|act| act.watch);
         return match events {
-            Some(events) => Body::from(events.iter().map(|event| format!("{event}\n")).collect::<String>())
-                .into_response(),
+            Some(events) => {
+                let lines: Vec<String> = events.iter().map(ToString::to_string).collect();
+                Body::from(lines.join("\n") + "\n").into_response()
+            }
             None => Body::from_stream(futures::stream::pending::<std::io::Result<String>>()).into_response(),
         };
     }
