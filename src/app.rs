@@ -90,7 +90,7 @@ impl App {
 
         let feeds::FirstConfig { pipeline, tokenizers, problems: config_problems } =
             feeds::first_config(&args, extra_plugins)?;
-        feeds::report("the scheduler configuration", &config_problems);
+        effect::report("the scheduler configuration", &config_problems);
         let settings = settings(&args, &replica)?;
         feeds::tell_of_tokens(&settings.session_key, None, &pipeline);
         let renderer = Renderer::new(RenderConfig::default());

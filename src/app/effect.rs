@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::feeds::report;
 use crate::admin::Admin;
-use crate::document::Problem;
+use crate::document::{Problem, Severity};
 use crate::metrics::Degraded;
 use crate::resources::lower::{Lowered, Unroutable};
 use crate::topology::{Topology, World};
@@ -101,4 +100,14 @@ fn report_new(of: &str, problems: &[Problem], before: &mut HashSet<Problem>) {
     let new: Vec<Problem> = problems.iter().filter(|problem| !before.contains(problem)).cloned().collect();
     report(of, &new);
     *before = problems.iter().cloned().collect();
+}
+
+/// Logs problems, each with its place and advice.
+pub fn report(of: &str, problems: &[Problem]) {
+    for problem in problems {
+        match problem.severity {
+            Severity::Error => tracing::error!("{of}: {}", problem.to_string().trim_end()),
+            Severity::Warning => tracing::warn!("{of}: {}", problem.to_string().trim_end()),
+        }
+    }
 }

@@ -8,12 +8,12 @@ use arc_swap::ArcSwap;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::effect::Effect;
+use super::effect::{Effect, report};
 use crate::admin::Admin;
 use crate::args::ServeArgs;
 use crate::config::{self, TokenizerSettings};
 use crate::decide::{Tokenizing, Wait};
-use crate::document::{Problem, Severity};
+use crate::document::Problem;
 use crate::feed::file::{self, Resources, Timing, Watch};
 use crate::feed::kv_events::EventFeed;
 use crate::feed::redis::{Address, Connection, Health, RedisIndex};
@@ -260,16 +260,6 @@ fn reload_config(path: &Path, options: &config::Options<'_>, admin: &Admin) {
         None => tracing::warn!("the scheduler configuration is invalid; the last one stays"),
     }
     admin.documents.write().config_problems = read.problems;
-}
-
-/// Logs problems, each with its place and advice.
-pub fn report(of: &str, problems: &[Problem]) {
-    for problem in problems {
-        match problem.severity {
-            Severity::Error => tracing::error!("{of}: {}", problem.to_string().trim_end()),
-            Severity::Warning => tracing::warn!("{of}: {}", problem.to_string().trim_end()),
-        }
-    }
 }
 
 fn listed(problems: &[Problem]) -> String {

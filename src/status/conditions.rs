@@ -170,19 +170,19 @@ mod tests {
     use crate::resources::lower::lower_objects;
 
     const OBJECTS: [(&str, &str); 6] = [
-        ("modelroutes/n/good", "{modelName: a, rules: [{targetModels: [{modelServerName: s}]}]}"),
-        ("modelroutes/n/younger", "{modelName: a, rules: [{targetModels: [{modelServerName: s}]}]}"),
-        ("modelroutes/n/dangling", "{modelName: b, rules: [{targetModels: [{modelServerName: none}]}]}"),
+        ("modelroutes/chat/good", "{modelName: a, rules: [{targetModels: [{modelServerName: s}]}]}"),
+        ("modelroutes/chat/younger", "{modelName: a, rules: [{targetModels: [{modelServerName: s}]}]}"),
+        ("modelroutes/chat/dangling", "{modelName: b, rules: [{targetModels: [{modelServerName: none}]}]}"),
         (
-            "modelroutes/n/wrong",
+            "modelroutes/chat/wrong",
             "{modelName: c, rules: [{modelMatch: {headers: {h: {regex: '('}}}, targetModels: [{modelServerName: s}]}]}",
         ),
         (
-            "modelroutes/n/limited",
+            "modelroutes/chat/limited",
             "{modelName: d, rules: [{targetModels: [{modelServerName: s}]}], rateLimit: {unit: minute}}",
         ),
         (
-            "modelservers/n/s",
+            "modelservers/chat/s",
             "{inferenceEngine: vLLM, workloadSelector: {matchLabels: {app: x}}, workloadPort: {port: 8000}}",
         ),
     ];
@@ -195,7 +195,7 @@ mod tests {
                 let name = path.rsplit('/').next().unwrap();
                 let text = format!(
                     "apiVersion: networking.serving.volcano.sh/v1alpha1\nkind: {kind}\n\
-                     metadata: {{namespace: n, name: {name}}}\nspec: {spec}\n"
+                     metadata: {{namespace: chat, name: {name}}}\nspec: {spec}\n"
                 );
                 (*path, text.into())
             })
