@@ -13,8 +13,9 @@ quickstart: ## Three simulated engines, Pilotfish and Envoy on free ports; ONCE=
 .PHONY: test
 test: ## All tests, those with a real Envoy, Redis, API server and Helm included; the first run builds that for some minutes
 	PILOTFISH_ENVOY="$$(scripts/envoy.sh)" PILOTFISH_REDIS_SERVER="$$(scripts/redis.sh)" \
-		PILOTFISH_KUBE="$$(scripts/kube.sh)" PILOTFISH_GIE_CRDS="$$(scripts/gie-crds.sh)" \
-		PILOTFISH_HELM="$$(scripts/helm.sh)" cargo test --locked
+		PILOTFISH_KUBE="$$(scripts/kube.sh)" PILOTFISH_HELM="$$(scripts/helm.sh)" \
+		PILOTFISH_GIE_CRDS="$$(scripts/gie-crds.sh)" PILOTFISH_GATEWAY_CRDS="$$(scripts/gateway-crds.sh)" \
+		cargo test --locked
 
 .PHONY: test-vllm
 test-vllm: ## Predictions against two real vLLM engines on the CPU; 6 GB on disk, some minutes the first time

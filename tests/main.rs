@@ -14,6 +14,8 @@ mod kit {
     pub mod eventually;
     /// Envoy's side of an ext_proc stream.
     pub mod extproc;
+    /// The kinds of gateways.
+    pub mod gateways;
     /// A client of gRPC health.
     pub mod health;
     /// Helm, and what the chart renders.

@@ -20,9 +20,14 @@ impl Installation {
     /// Renders the release `r` in a namespace with values as YAML, or says why Helm refuses them.
     pub fn render(namespace: &str, values: &str) -> Result<Self, String> {
         let text = helm(&["template", "r", CHART, "--namespace", namespace], values)?;
-        let documents = Node::parse(&text).unwrap();
+        Ok(Self::of(&text))
+    }
+
+    /// What Helm has rendered.
+    pub fn of(text: &str) -> Self {
+        let documents = Node::parse(text).unwrap();
         let objects = documents.iter().map(Node::to_json);
-        Ok(Self(objects.filter(|object| !object.is_null()).collect()))
+        Self(objects.filter(|object| !object.is_null()).collect())
     }
 
     /// Its objects of a kind.

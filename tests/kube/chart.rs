@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
 use crate::kit::envoy;
+use crate::kit::gateways;
 use crate::kit::helm::{CHART, Installation, helm, strings};
 use crate::kit::kube::{Cluster, create};
 
@@ -132,9 +133,9 @@ async fn define_foreign_kinds(cluster: &Cluster) {
     let kinds = [
         foreign("monitoring.coreos.com", "v1", "ServiceMonitor"),
         foreign("monitoring.coreos.com", "v1", "PrometheusRule"),
-        foreign("networking.istio.io", "v1", "DestinationRule"),
     ];
     DEFINED.get_or_init(|| create(&cluster.client, &kinds)).await;
+    gateways::define(cluster).await;
 }
 
 fn serve_args(installation: &Installation) -> ServeArgs {
