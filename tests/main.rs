@@ -104,6 +104,7 @@ mod kube {
     mod chart;
     mod definitions;
     mod fields;
+    mod guides;
     mod installed;
     mod outages;
     mod scale;
