@@ -8,9 +8,12 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::kit::extproc::{chat, run};
 use crate::kit::gateways;
 use crate::kit::helm::{CHART, Installation, helm, strings};
 use crate::kit::kube::Cluster;
+use crate::kit::picker::{Picker, Setup};
+use crate::kit::resources::{endpoint, pool};
 
 const FOLDER: &str = "docs/gateways";
 const NAMESPACE: &str = "models";
@@ -211,20 +214,24 @@ fn limits_are_the_only_difference_and_know_what_the_picker_reports() {
     let limit = policy["spec"].as_object_mut().unwrap().remove("rateLimit").unwrap();
     assert_eq!(&policy, open.only("BackendTrafficPolicy"));
     let cost = &limit["global"]["rules"][0]["cost"]["response"]["metadata"];
-    let config = scheduler_config(&limited);
-    let reporter = plugin(&config, "request-attribute-reporter");
+    let config = Node::parse(&scheduler_config(&limited)).unwrap()[0].to_json();
+    let is_reporter = |plugin: &&Value| plugin["type"] == "request-attribute-reporter";
+    let reporter = list(&config["plugins"]).iter().find(is_reporter).unwrap();
     let key = &reporter["parameters"]["attributes"][0]["key"];
     assert_eq!((&key["namespace"], &key["name"]), (&cost["namespace"], &cost["key"]));
     let processor = &open.only("EnvoyExtensionPolicy")["spec"]["extProc"][0];
     assert!(list(&processor["metadata"]["writableNamespaces"]).contains(&cost["namespace"]));
 }
 
-#[test]
-fn envoy_ai_gateway_gets_single_addresses() {
+/// An ORIGINAL_DST cluster has no host for a list.
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_ai_gateway_gets_single_addresses() {
     let guide = Guide::of("envoy-ai-gateway");
-    let config = scheduler_config(&guide);
-    assert_eq!(plugin(&config, "max-score-picker")["parameters"]["maxNumOfEndpoints"], 1);
-    plugin(&config, "marginal-cost");
+    let resources = pool() + &endpoint("a", "10.0.0.1:8000") + &endpoint("b", "10.0.0.2:8000");
+    let answered =
+        async |setup: Setup| run(&setup.start().await, &chat(r#"{"model":"m"}"#)).await.choices().len();
+    assert_eq!(answered(Picker::with(&resources)).await, 2);
+    assert_eq!(answered(Picker::with(&resources).config(&scheduler_config(&guide))).await, 1);
     assert_eq!(guide.pool()["spec"]["endpointPickerRef"]["failureMode"], "FailClose");
 }
 
@@ -287,16 +294,12 @@ fn in_cluster(service: &Value) -> String {
 }
 
 /// The scheduler configuration that the pods get; our own check has nothing to say of it.
-fn scheduler_config(guide: &Guide) -> Value {
+fn scheduler_config(guide: &Guide) -> String {
     let text = guide.installation.only("ConfigMap")["data"]["config.yaml"].as_str().unwrap();
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("config.yaml");
     std::fs::write(&file, text).unwrap();
     let report = check(None, Some(&file), &Options::default());
     assert!(report.problems.is_empty(), "{report}");
-    Node::parse(text).unwrap()[0].to_json()
-}
-
-fn plugin<'a>(config: &'a Value, kind: &str) -> &'a Value {
-    list(&config["plugins"]).iter().find(|plugin| plugin["type"] == kind).unwrap()
+    text.to_owned()
 }
