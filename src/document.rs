@@ -71,6 +71,10 @@ fn expected_names(message: &str) -> Vec<&str> {
 
 /// The known name nearest to `given`, if one is near enough to have been meant.
 pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Nobody mistypes a name longer than any can be, and the distance takes the product of both lengths.
+    if given.len() > LONGEST_NAME {
+        return None;
+    }
     known
         .into_iter()
         .map(|name| (distance(&given.to_ascii_lowercase(), &name.to_ascii_lowercase()), name))
@@ -78,6 +82,9 @@ pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
 }
+
+/// Longest name of an object in a cluster.
+const LONGEST_NAME: usize = 253;
 
 /// Levenshtein's distance in bytes.
 fn distance(a: &str, b: &str) -> usize {

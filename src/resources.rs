@@ -12,6 +12,7 @@ pub mod inference_pool;
 pub mod lower;
 pub mod model_route;
 pub mod model_server;
+pub mod name;
 pub mod object;
 pub mod pod;
 pub mod status;

@@ -1,9 +1,12 @@
 //! Resources from a cluster: how it is reached, what of it is read, and what readiness and gauges say of it.
 
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::FutureExt;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use parking_lot::Mutex;
@@ -15,15 +18,21 @@ use super::effect::Effect;
 use super::feeds::until_stopped;
 use crate::admin::Admin;
 use crate::args::ServeArgs;
-use crate::feed::kube::{Scope, Standing, Unnamed, Watches, follow};
+use crate::feed::kube::{Objects, Scope, Standing, Unnamed, Watches, follow};
 use crate::metrics::Degraded;
 use crate::resources::lower::Lowered;
 use crate::state::{ObjectName, PoolKind, PoolName};
 use crate::status::{self, Report, Writer};
 use crate::topology::GRACE;
 
-/// What readiness is held back by.
-const KUBERNETES: &str = "kubernetes";
+/// Pause before the cluster is read anew.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
+/// What readiness is held back by until everything that must be read was listed once.
+const WATCHES: &str = "watches";
+/// What readiness is held back by until what was listed is served.
+const RESOURCES: &str = "resources";
+/// How long the API server may be silent before a connection counts as dead: longer than a watch lasts.
+const SILENCE: Duration = Duration::from_secs(90);
 /// How long a connection to the API server may take: the pause after a failed one is part of our staleness.
 const CONNECT: Duration = Duration::from_secs(3);
 
@@ -51,6 +60,7 @@ pub async fn config(args: &ServeArgs) -> Result<Config> {
         None => Config::infer().await.map_err(NoSource)?,
     };
     config.connect_timeout = Some(CONNECT);
+    config.read_timeout = Some(SILENCE);
     Ok(config)
 }
 
@@ -80,7 +90,7 @@ pub fn start(
     tasks: &TaskTracker,
 ) -> Result<()> {
     let client = Client::try_from(config).context("the cluster's address or certificates cannot be used")?;
-    admin.readiness.hold(KUBERNETES, "the cluster is not read yet");
+    admin.readiness.hold(RESOURCES, "the cluster is not read yet");
     tasks.spawn(tell(Arc::clone(admin), Arc::clone(watches), stop.clone()));
     let (told, reports) = watch::channel(Arc::default());
     let writer = Writer::new(client.clone(), admin.shared.decider.settings.replica.to_string());
@@ -88,30 +98,61 @@ pub fn start(
     let cluster = Cluster::new(Arc::clone(admin), scope.pool.clone(), told);
     let cluster = Arc::new(Mutex::new(cluster));
     tasks.spawn(forget_the_gone(Arc::clone(&cluster), stop.clone()));
-    let sink = move |standing| cluster.lock().stand(standing);
-    tasks.spawn(follow(client, scope, Arc::clone(watches), stop.clone(), sink));
+    tasks.spawn(follow_on(client, scope, Arc::clone(watches), cluster, stop.clone()));
     Ok(())
+}
+
+/// Follows the cluster until `stop`, even if something that it holds makes the reader panic: a world that nobody follows any
+/// more would look current for ever.
+async fn follow_on(
+    client: Client,
+    scope: Scope,
+    watches: Arc<Watches>,
+    cluster: Arc<Mutex<Cluster>>,
+    stop: CancellationToken,
+) {
+    loop {
+        let at_work = stop.child_token();
+        let sink = |standing| cluster.lock().stand(standing);
+        let following = follow(client.clone(), scope.clone(), Arc::clone(&watches), at_work.clone(), sink);
+        let ended = AssertUnwindSafe(following).catch_unwind().await;
+        at_work.cancel();
+        if stop.is_cancelled() {
+            return;
+        }
+        if ended.is_err() {
+            tracing::error!("reading the cluster failed, which is an error of this program: it is read anew");
+        }
+        watches.clear();
+        tokio::time::sleep(AFTER_PANIC).await;
+    }
 }
 
 struct Cluster {
     effect: Effect,
     pool: Option<PoolName>,
     admin: Arc<Admin>,
-    objects: Lowered,
+    objects: Objects,
     told: watch::Sender<Arc<Vec<Report>>>,
 }
 
 impl Cluster {
     fn new(admin: Arc<Admin>, pool: Option<ObjectName>, told: watch::Sender<Arc<Vec<Report>>>) -> Self {
         let pool = pool.map(|object| PoolName { kind: PoolKind::InferencePool, object });
-        Self { effect: Effect::new(Arc::clone(&admin)), pool, admin, objects: Lowered::default(), told }
+        Self {
+            effect: Effect::new(Arc::clone(&admin)),
+            pool,
+            admin,
+            objects: Objects { read: Lowered::default(), versions: HashMap::new() },
+            told,
+        }
     }
 
     fn stand(&mut self, standing: Standing) {
         self.effect.stand(standing.world);
         if let Some(objects) = standing.objects {
-            self.objects = objects.clone();
-            self.effect.show(objects);
+            self.effect.show(objects.read.clone());
+            self.objects = objects;
             self.effect.tell();
         }
         let snapshot = self.admin.shared.decider.store.load_full();
@@ -125,11 +166,9 @@ impl Cluster {
         let store = &self.admin.shared.decider.store;
         match &self.pool {
             Some(pool) if store.load().pool(pool).is_none() => {
-                self.admin
-                    .readiness
-                    .hold(KUBERNETES, format!("InferencePool {} does not exist", pool.object));
+                self.admin.readiness.hold(RESOURCES, format!("InferencePool {} does not exist", pool.object));
             }
-            _ => self.admin.readiness.release(KUBERNETES),
+            _ => self.admin.readiness.release(RESOURCES),
         }
     }
 }
@@ -146,8 +185,9 @@ async fn forget_the_gone(cluster: Arc<Mutex<Cluster>>, stop: CancellationToken) 
 async fn tell(admin: Arc<Admin>, watches: Arc<Watches>, stop: CancellationToken) {
     let mut changed = watches.changed();
     loop {
-        if let Some(missing) = watches.missing() {
-            admin.readiness.hold(KUBERNETES, missing);
+        match watches.missing() {
+            Some(missing) => admin.readiness.hold(WATCHES, missing),
+            None => admin.readiness.release(WATCHES),
         }
         admin.shared.metrics.set_degraded(Degraded::Kubernetes, watches.is_behind());
         tokio::select! {

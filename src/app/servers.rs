@@ -1,6 +1,6 @@
 //! The ports: three, and the webhook's.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -148,7 +148,15 @@ pub fn server_builder() -> Server {
 
 async fn bind(host: IpAddr, port: u16, flag: &str) -> Result<TcpListener> {
     let address = SocketAddr::new(host, port);
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}: choose another with {flag}"))
+    let bound = match TcpListener::bind(address).await {
+        // A kernel without IPv6.
+        Err(error) if error.raw_os_error() == Some(NO_SUCH_FAMILY) && host.is_unspecified() => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await
+        }
+        bound => bound,
+    };
+    bound.with_context(|| format!("cannot listen on {address}: choose another with {flag}"))
 }
+
+/// Linux' `EAFNOSUPPORT`.
+const NO_SUCH_FAMILY: i32 = 97;

@@ -1,5 +1,6 @@
 //! Sizes, durations and pairs on the command line.
 
+use crate::resources::name;
 use std::time::Duration;
 
 /// `64Mi`, `1Gi`, `1500000`.
@@ -59,49 +60,28 @@ pub fn socket(text: &str) -> Result<String, String> {
     }
 }
 
-const LONGEST_LABEL: usize = 63;
-const LONGEST_NAME: usize = 253;
-
-/// The name of a namespace: an RFC 1123 label.
+/// The name of a namespace.
 pub fn label(text: &str) -> Result<String, String> {
-    let is_label = is_bounded(text, LONGEST_LABEL) && text.bytes().all(|b| is_lower(b) || b == b'-');
-    if is_label { Ok(text.to_owned()) } else { Err(format!("`{text}` cannot be the name of a namespace")) }
+    checked(text, name::is_label, "the name of a namespace")
 }
 
-/// The name of an object: an RFC 1123 subdomain.
+/// The name of an object.
 pub fn object(text: &str) -> Result<String, String> {
-    let is_name =
-        is_bounded(text, LONGEST_NAME) && text.bytes().all(|b| is_lower(b) || matches!(b, b'-' | b'.'));
-    if is_name { Ok(text.to_owned()) } else { Err(format!("`{text}` cannot be the name of an object")) }
+    checked(text, name::is_object, "the name of an object")
 }
 
 /// `NAME` or `DOMAIN/NAME`.
 pub fn label_key(text: &str) -> Result<String, String> {
-    let (domain, name) = text.split_once('/').map_or((None, text), |(domain, name)| (Some(domain), name));
-    let is_key = is_label_text(name) && domain.is_none_or(|domain| object(domain).is_ok());
-    if is_key { Ok(text.to_owned()) } else { Err(format!("`{text}` cannot be a label")) }
+    checked(text, name::is_label_key, "a label")
 }
 
 /// The value of a label, which may be empty.
 pub fn label_value(text: &str) -> Result<String, String> {
-    let is_value = text.is_empty() || is_label_text(text);
-    if is_value { Ok(text.to_owned()) } else { Err(format!("`{text}` cannot be the value of a label")) }
+    checked(text, name::is_label_value, "the value of a label")
 }
 
-fn is_label_text(text: &str) -> bool {
-    is_bounded(text, LONGEST_LABEL)
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-}
-
-/// Whether it begins and ends with a letter or digit.
-fn is_bounded(text: &str, longest: usize) -> bool {
-    let is_end = |end: Option<&u8>| end.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = text.as_bytes();
-    bytes.len() <= longest && is_end(bytes.first()) && is_end(bytes.last())
-}
-
-fn is_lower(byte: u8) -> bool {
-    byte.is_ascii_lowercase() || byte.is_ascii_digit()
+fn checked(text: &str, is_one: fn(&str) -> bool, what: &str) -> Result<String, String> {
+    if is_one(text) { Ok(text.to_owned()) } else { Err(format!("`{text}` cannot be {what}")) }
 }
 
 #[cfg(test)]

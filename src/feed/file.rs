@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::document::{Place, Problem, Problems, Severity};
+use crate::document::{About, Place, Problem, Problems, Severity};
 use crate::resources::lower::{Lowered, lower, lower_objects};
 
 /// Bytes from which a file is taken for a mistake.
@@ -76,6 +76,7 @@ pub fn text_of(path: &Path) -> Result<Arc<str>, String> {
 pub struct Resources {
     good: BTreeMap<PathBuf, Arc<str>>,
     lower: fn(&[File]) -> Lowered,
+    are_files: bool,
 }
 
 /// Path and text.
@@ -83,14 +84,20 @@ type File = (PathBuf, Arc<str>);
 
 impl Default for Resources {
     fn default() -> Self {
-        Self { good: BTreeMap::new(), lower: lower::<PathBuf> }
+        Self { good: BTreeMap::new(), lower: lower::<PathBuf>, are_files: true }
     }
 }
 
 impl Resources {
     /// For what an API server holds, each object a file of its own.
     pub fn of_objects() -> Self {
-        Self { good: BTreeMap::new(), lower: lower_objects::<PathBuf> }
+        Self { good: BTreeMap::new(), lower: lower_objects::<PathBuf>, are_files: false }
+    }
+
+    /// Whether a problem makes a version that is not served. Files that belong together stay together; objects come one by
+    /// one, and one that names another which is not there yet is served but for that.
+    fn counts(&self, problem: &Problem) -> bool {
+        self.are_files || problem.about != About::Reference
     }
 
     /// What the files mean now. A file with errors counts as it last was without any; if it never was, its wrong documents
@@ -100,7 +107,7 @@ impl Resources {
         let mut lowered = (self.lower)(&files);
         let wrong = |file: &Path| {
             let mut errors = lowered.problems.iter().filter(|problem| problem.severity == Severity::Error);
-            errors.any(|problem| problem.file == file)
+            errors.any(|problem| problem.file == file && self.counts(problem))
         };
         let mut served = files.clone();
         let mut replaced = false;

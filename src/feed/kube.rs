@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use index::{Index, Standing};
+pub use index::{Index, Objects, Standing, Version};
 pub use kind::{Kind, Source, resource};
 pub use selector::PodSelector;
 pub use watches::{KindState, State, WatchId, Watches};
@@ -150,7 +150,10 @@ impl Feed {
             Update::ResetPods(id, namespace, pods) if self.is_current(id, &namespace) => {
                 self.index.reset_pods(&namespace, pods);
             }
-            Update::ApplyPod(..) | Update::DeletePod(..) | Update::ResetPods(..) | Update::Settled => {}
+            Update::ApplyPod(..) | Update::DeletePod(..) | Update::ResetPods(..) => {}
+            // In the order of the updates: a watch is current when the index is.
+            Update::Current(id) => self.watches.current(id),
+            Update::Behind(id, trouble) => self.watches.behind(id, &trouble),
         }
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub const ACCEPTED: &str = "Accepted";
 /// Condition of every kind: `False` where it names an object that is not there.
 pub const RESOLVED_REFS: &str = "ResolvedRefs";
-/// Condition of a ModelServer: `True` while at least one of its endpoints can be picked.
+/// Condition of a ModelServer: `True` while a pod that it selects is ready on its port.
 pub const READY: &str = "Ready";
 
 /// Status of a ModelRoute, and the part that a ModelServer's has in common with it.
@@ -31,7 +31,7 @@ pub struct ServerStatus {
     /// What every kind reports.
     #[serde(flatten)]
     pub common: Status,
-    /// Endpoints that can be picked.
+    /// Endpoints of ready pods that it selects, whatever their engines say of themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub endpoints: Option<i32>,

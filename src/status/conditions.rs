@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::events::{LONGEST, cut};
 use crate::document::{About, Problem, Severity};
-use crate::resources::lower::{Lowered, Unroutable};
+use crate::feed::kube::{Objects, Version};
+use crate::resources::lower::Unroutable;
 use crate::resources::status::{ACCEPTED, READY, RESOLVED_REFS};
 use crate::snapshot::Snapshot;
 use crate::state::{ObjectName, PoolKind, PoolName};
@@ -20,6 +22,8 @@ pub struct Report {
     pub kind: Arc<str>,
     /// Identity.
     pub name: ObjectName,
+    /// The version that this is about; none for pods.
+    pub version: Option<Version>,
     /// Its conditions; none for kinds whose status is others' to write.
     pub conditions: Vec<Condition>,
     /// Endpoints, of a ModelServer.
@@ -51,7 +55,8 @@ pub struct Note {
 }
 
 /// Everything that is to be said.
-pub fn reports(read: &Lowered, snapshot: &Snapshot, unroutable: &[Unroutable]) -> Vec<Report> {
+pub fn reports(objects: &Objects, snapshot: &Snapshot, unroutable: &[Unroutable]) -> Vec<Report> {
+    let read = &objects.read;
     let mut problems: BTreeMap<&Path, Vec<&Problem>> = BTreeMap::new();
     for problem in &read.problems {
         problems.entry(&problem.file).or_default().push(problem);
@@ -60,11 +65,13 @@ pub fn reports(read: &Lowered, snapshot: &Snapshot, unroutable: &[Unroutable]) -
         let kind = plural(&object.kind)?;
         let path = [kind, &object.name.namespace, &object.name.name].iter().collect::<PathBuf>();
         let problems = problems.get(&*path).map_or(&[][..], Vec::as_slice);
-        Some(report(kind, &object.name, problems, snapshot))
+        let version = objects.versions.get(&path).cloned();
+        Some(Report { version, ..report(kind, &object.name, problems, snapshot) })
     });
     let of_pods = unroutable.iter().map(|pod| Report {
         kind: "pods".into(),
         name: pod.pod.clone(),
+        version: None,
         conditions: Vec::new(),
         endpoints: None,
         notes: vec![Note { reason: "Unroutable", message: format!("gets no requests: {}", pod.why) }],
@@ -98,6 +105,7 @@ fn report(kind: &'static str, name: &ObjectName, problems: &[&Problem], snapshot
     Report {
         kind: kind.into(),
         name: name.clone(),
+        version: None,
         conditions,
         endpoints,
         notes: problems.iter().map(note).collect(),
@@ -158,6 +166,7 @@ fn ready(has_endpoints: bool) -> Condition {
 
 fn named(messages: &[&str]) -> String {
     let text = messages.iter().take(NAMED).copied().collect::<Vec<_>>().join("; ");
+    let text = cut(&text, LONGEST);
     match messages.len().saturating_sub(NAMED) {
         0 => text,
         more => format!("{text}; and {more} more"),
@@ -167,6 +176,8 @@ fn named(messages: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
+
     use crate::resources::lower::lower_objects;
 
     const OBJECTS: [(&str, &str); 6] = [
@@ -200,7 +211,8 @@ mod tests {
                 (*path, text.into())
             })
             .collect();
-        let all = reports(&lower_objects(&objects), &Snapshot::default(), &[]);
+        let objects = Objects { read: lower_objects(&objects), versions: HashMap::new() };
+        let all = reports(&objects, &Snapshot::default(), &[]);
         let shown = |report: Report| {
             let conditions = report.conditions.iter().map(|c| (c.kind, c.holds, c.reason)).collect();
             (report.name.name.to_string(), conditions)

@@ -11,14 +11,20 @@ use super::conditions::Note;
 /// Who tells.
 pub const CONTROLLER: &str = "pilotfish.dev/picker";
 /// Longest note, in bytes (`k8s.io/kubernetes/pkg/apis/core/validation/events.go`).
-const LONGEST: usize = 1024;
+pub const LONGEST: usize = 1024;
+/// How much of an object's name the name of its event holds: 253 bytes are the most, a dot and 16 digits follow.
+const LONGEST_PREFIX: usize = 230;
 
 /// The event that tells `note` of an object. Its name follows from what it says: told twice, or by two replicas, it is one.
 pub fn event(of: &ObjectReference, note: &Note, instance: &str) -> Event {
     let word = |word: &Option<String>| word.clone().unwrap_or_default();
     let said = format!("{}\0{}\0{}\0{}", word(&of.kind), word(&of.uid), note.reason, note.message);
     let metadata = ObjectMeta {
-        name: Some(format!("{}.{:016x}", word(&of.name), xxh3_64(said.as_bytes()))),
+        name: Some(format!(
+            "{}.{:016x}",
+            cut(&word(&of.name), LONGEST_PREFIX).trim_end_matches(['-', '.']),
+            xxh3_64(said.as_bytes())
+        )),
         namespace: of.namespace.clone(),
         ..ObjectMeta::default()
     };
@@ -29,15 +35,16 @@ pub fn event(of: &ObjectReference, note: &Note, instance: &str) -> Event {
         reporting_instance: Some(instance.to_owned()),
         action: Some("Reading".to_owned()),
         reason: Some(note.reason.to_owned()),
-        note: Some(cut(&note.message)),
+        note: Some(cut(&note.message, LONGEST)),
         type_: Some("Warning".to_owned()),
         regarding: Some(of.clone()),
         ..Event::default()
     }
 }
 
-fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(LONGEST)].to_owned()
+/// As much of `text` as fits.
+pub fn cut(text: &str, longest: usize) -> String {
+    text[..text.floor_char_boundary(longest)].to_owned()
 }
 
 #[cfg(test)]

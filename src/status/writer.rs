@@ -12,7 +12,7 @@ use kube::core::ApiResource;
 use kube::{Client, Error};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::conditions::{Condition, Note, Report};
 use super::events;
@@ -27,17 +27,19 @@ const SETTLING: Duration = Duration::from_secs(1);
 /// Pause after a write that failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 const MANAGER: &str = "pilotfish";
+/// How long what was refused is not tried again: rights change, and a namespace that ends refuses everything.
+const REFUSED: Duration = Duration::from_mins(10);
+const EVENTS: &str = "create on events.events.k8s.io";
 
 /// Writes what objects are told.
 pub struct Writer {
     client: Client,
     instance: String,
     said: HashMap<(Arc<str>, ObjectName), Report>,
-    /// Kinds whose definition has no room for conditions, or whose status may not be written.
+    /// Kinds whose definition has no room for conditions.
     without_status: HashSet<Arc<str>>,
-    events_forbidden: bool,
-    /// Kinds whose objects may not be read one by one.
-    unread: HashSet<Arc<str>>,
+    /// What was refused in which namespace, and when.
+    refused: HashMap<(String, Arc<str>), Instant>,
 }
 
 impl Writer {
@@ -48,8 +50,7 @@ impl Writer {
             instance,
             said: HashMap::new(),
             without_status: HashSet::new(),
-            events_forbidden: false,
-            unread: HashSet::new(),
+            refused: HashMap::new(),
         }
     }
 
@@ -66,6 +67,12 @@ impl Writer {
                 }
                 match self.say(report).await {
                     Ok(()) => drop(self.said.insert(key, report.clone())),
+                    // Nothing that a second attempt would change.
+                    Err(Error::Api(refused)) if (400..500).contains(&refused.code) && refused.code != 429 => {
+                        let why = refused.message;
+                        tracing::warn!(kind = &*report.kind, name = %report.name, why, "a status was refused");
+                        self.said.insert(key, report.clone());
+                    }
                     Err(error) => {
                         tracing::debug!(kind = &*report.kind, name = %report.name, %error, "a status was not written");
                         sleep(AFTER_FAILURE).await;
@@ -78,6 +85,20 @@ impl Writer {
         }
     }
 
+    fn is_refused(&self, what: &str, namespace: &Arc<str>) -> bool {
+        let since = self.refused.get(&(what.to_owned(), Arc::clone(namespace)));
+        since.is_some_and(|since| since.elapsed() < REFUSED)
+    }
+
+    fn note_refused(&mut self, what: &str, namespace: &Arc<str>) {
+        tracing::warn!(
+            %namespace,
+            "objects are not told what is wrong with them: that takes the verb {what}; tried again with the next change after 10 minutes"
+        );
+        self.refused.retain(|_, since| since.elapsed() < REFUSED);
+        self.refused.insert((what.to_owned(), Arc::clone(namespace)), Instant::now());
+    }
+
     fn forget_the_gone(&mut self, newest: &[Report]) {
         let there: HashSet<(&str, &ObjectName)> =
             newest.iter().map(|report| (&*report.kind, &report.name)).collect();
@@ -86,8 +107,10 @@ impl Writer {
 
     async fn say(&mut self, report: &Report) -> Result<(), Error> {
         let has_status = !report.conditions.is_empty() && !self.without_status.contains(&report.kind);
-        let has_events = !report.notes.is_empty() && !self.events_forbidden;
-        if !(has_status || has_events) || self.unread.contains(&report.kind) {
+        let namespace = &report.name.namespace;
+        let get = format!("get on {}", report.kind);
+        let has_events = !report.notes.is_empty() && !self.is_refused(EVENTS, namespace);
+        if !(has_status || has_events) || self.is_refused(&get, namespace) {
             return Ok(());
         }
         let Some(resource) = resource(&report.kind) else { return Ok(()) };
@@ -98,15 +121,15 @@ impl Writer {
             // One that is gone needs to be told nothing.
             Ok(None) => return Ok(()),
             Err(Error::Api(refused)) if refused.is_forbidden() => {
-                tracing::info!(
-                    "{0} are not told what is wrong with them: that takes the verb get on {0}",
-                    report.kind
-                );
-                self.unread.insert(Arc::clone(&report.kind));
+                self.note_refused(&get, namespace);
                 return Ok(());
             }
             Err(error) => return Err(error),
         };
+        // One that has taken its name since is told when it has been read.
+        if report.version.as_ref().is_some_and(|version| object.uid().as_deref() != Some(&*version.uid)) {
+            return Ok(());
+        }
         if has_status {
             self.write_status(&api, &resource, &object, report).await?;
         }
@@ -123,7 +146,7 @@ impl Writer {
         object: &DynamicObject,
         report: &Report,
     ) -> Result<(), Error> {
-        let status = status(report, &object.data["status"], object.metadata.generation, Timestamp::now());
+        let status = status(report, &object.data["status"], Timestamp::now());
         if holds(&object.data["status"], &status) {
             return Ok(());
         }
@@ -139,11 +162,7 @@ impl Writer {
                 self.without_status.insert(Arc::clone(&report.kind));
             }
             Err(Error::Api(refused)) if refused.is_forbidden() => {
-                tracing::warn!(
-                    "the status of {0} is not written: grant this service account the verb patch on {0}/status",
-                    report.kind
-                );
-                self.without_status.insert(Arc::clone(&report.kind));
+                self.note_refused(&format!("patch on {}/status", report.kind), &report.name.namespace);
             }
             Err(Error::Api(refused)) if refused.is_not_found() => {}
             Err(error) => return Err(error),
@@ -172,10 +191,7 @@ impl Writer {
                 Ok(_) => {}
                 Err(Error::Api(refused)) if refused.is_already_exists() => {}
                 Err(Error::Api(refused)) if refused.is_forbidden() => {
-                    tracing::warn!(
-                        "no events are written: grant this service account the verb create on events.events.k8s.io"
-                    );
-                    self.events_forbidden = true;
+                    self.note_refused(EVENTS, &object.namespace().unwrap_or_default().into());
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -186,7 +202,8 @@ impl Writer {
 }
 
 /// The status of a report. A condition that holds as before keeps its time.
-fn status(report: &Report, before: &Value, generation: Option<i64>, now: Timestamp) -> Value {
+fn status(report: &Report, before: &Value, now: Timestamp) -> Value {
+    let generation = report.version.as_ref().and_then(|version| version.generation);
     let known = before["conditions"].as_array().map_or(&[][..], Vec::as_slice);
     let written = |condition: &Condition| {
         let status = if condition.holds { "True" } else { "False" };
@@ -224,9 +241,11 @@ fn holds(standing: &Value, wanted: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::feed::kube::Version;
 
-    fn report(holds: bool) -> Report {
+    fn report(holds: bool, generation: i64) -> Report {
         Report {
+            version: Some(Version { uid: "1".into(), generation: Some(generation) }),
             kind: "modelservers".into(),
             name: ObjectName::new("n", "s"),
             conditions: vec![Condition { kind: "Ready", holds, reason: "R", message: "m".to_owned() }],
@@ -238,18 +257,18 @@ mod tests {
     #[test]
     fn a_condition_keeps_its_time_while_it_holds_as_before() {
         let at = |second: i64| Timestamp::from_second(second).unwrap();
-        let first = status(&report(true), &json!({}), Some(1), at(60));
+        let first = status(&report(true, 1), &json!({}), at(60));
         assert_eq!(first["conditions"][0]["lastTransitionTime"], "1970-01-01T00:01:00Z");
-        let again = status(&report(true), &first, Some(2), at(120));
+        let again = status(&report(true, 2), &first, at(120));
         assert_eq!(again["conditions"][0]["lastTransitionTime"], "1970-01-01T00:01:00Z");
         assert_eq!(again["conditions"][0]["observedGeneration"], 2);
-        let other = status(&report(false), &first, Some(2), at(120));
+        let other = status(&report(false, 2), &first, at(120));
         assert_eq!(other["conditions"][0]["lastTransitionTime"], "1970-01-01T00:02:00Z");
     }
 
     #[test]
     fn what_stands_already_is_not_written_again() {
-        let wanted = status(&report(true), &json!({}), Some(1), Timestamp::UNIX_EPOCH);
+        let wanted = status(&report(true, 1), &json!({}), Timestamp::UNIX_EPOCH);
         let mut standing = wanted.clone();
         standing["conditions"].as_array_mut().unwrap().insert(0, json!({"type": "Others"}));
         assert!(holds(&standing, &wanted));

@@ -7,6 +7,7 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::stand::Stand;
+use crate::kit::picker::Picker;
 
 /// A pool of the stand's pods.
 pub const POOL: &str = "
@@ -129,5 +130,20 @@ async fn selectors_and_ports_of_model_servers_change() {
     stand.cluster.patch(&servers, "server", &json!({"spec": {"workloadPort": {"port": 8100}}})).await;
     let moved = [stand.at(0, 8100), stand.at(1, 8100)];
     stand.until_exactly("another port", &moved).await;
+    stand.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_that_no_pod_can_carry_harm_nobody_else() {
+    let mut stand = Stand::over(SERVER, 1).await;
+    for (name, value) in [("odd", "my app"), ("sly", "a),x in (b")] {
+        let server = SERVER.split("---").next().unwrap().replace("name: server", &format!("name: {name}"));
+        stand.cluster.apply(&server.replace("app: w", &format!("app: '{value}'"))).await;
+        let labels = [("name", &*format!("{}/{name}", stand.cluster.namespace))];
+        stand.picker.until("it is told", "pilotfish_config_errors", &labels, 1.0).await;
+    }
+    stand.add(1).await;
+    stand.until_only("a pod more", &[0, 1]).await;
+    Picker::of_cluster(&stand.cluster).start().await.until_ready().await;
     stand.end().await;
 }

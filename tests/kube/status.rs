@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::core::ApiResource;
 use kube::{Api, CustomResourceExt};
 use pilotfish::resources::inference_pool::InferencePool;
@@ -87,6 +87,19 @@ async fn routes_and_servers_have_conditions_that_follow_what_stands() {
     cluster.apply(&SERVER.replace("name: server}\nspec:\n  inf", "name: nowhere}\nspec:\n  inf")).await;
     until_told(&cluster, &routes, "dangling", &[accepted, resolved]).await;
     assert_eq!(events(&cluster, "ModelRoute").await, [], "conditions say it");
+
+    // A change that alters nothing of what is said is seen all the same, and so is an object created anew.
+    cluster.patch(&servers, "server", &json!({"spec": {"model": "other"}})).await;
+    let observed = async || {
+        let server = cluster.get(&servers, "server").await;
+        (server.data["status"]["observedGeneration"] == json!(server.metadata.generation)).then_some(())
+    };
+    eventually("the new generation is observed", observed).await;
+    let api: Api<ModelServer> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    api.delete("server", &DeleteParams::default()).await.unwrap();
+    cluster.apply(SERVER.split("---").next().unwrap()).await;
+    until_told(&cluster, &servers, "server", &[accepted, resolved, ["Ready", "True", "EndpointsFound"]])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,7 @@ use prometheus_client::metrics::MetricType;
 use super::Family;
 use crate::admin::Documents;
 use crate::document::{Problem, Severity};
-use crate::feed::kube::Watches;
+use crate::feed::kube::{Watches, resource};
 
 /// Everything about objects and pods.
 pub fn cluster(encoder: &mut DescriptorEncoder<'_>, watches: &Watches, documents: &Documents) -> fmt::Result {
@@ -54,7 +54,7 @@ fn errors(problems: &[Problem]) -> BTreeMap<(String, String), u32> {
 fn kind_and_name(file: &Path) -> (String, String) {
     let parts: Vec<_> = file.iter().map(|part| part.to_string_lossy()).collect();
     match &parts[..] {
-        [kind, namespace, name] if file.extension().is_none() && file.is_relative() => {
+        [kind, namespace, name] if resource(kind).is_some() => {
             (kind.to_string(), format!("{namespace}/{name}"))
         }
         _ => ("file".to_owned(), file.display().to_string()),

@@ -19,7 +19,7 @@ use crate::topology::World;
 /// Objects and pods, kept by `apply`, `delete` and `reset` in whatever order watches bring them.
 #[derive(Debug)]
 pub struct Index {
-    documents: BTreeMap<(String, ObjectName), (PathBuf, Arc<str>)>,
+    documents: BTreeMap<(String, ObjectName), Document>,
     pods: HashMap<ObjectName, Pod>,
     ended: Vec<Arc<str>>,
     resources: Resources,
@@ -30,6 +30,32 @@ pub struct Index {
     changed: bool,
     /// What was read of documents is not yet in a standing.
     unread: bool,
+}
+
+/// An object as it is read.
+#[derive(Debug, PartialEq)]
+struct Document {
+    path: PathBuf,
+    text: Arc<str>,
+    version: Version,
+}
+
+/// Which of the objects that had a name an object is, and which version of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    /// Unique for all time.
+    pub uid: Arc<str>,
+    /// Grows with every change of what is wanted.
+    pub generation: Option<i64>,
+}
+
+/// What was read of objects.
+#[derive(Debug)]
+pub struct Objects {
+    /// Problems and documents; its `world` is empty.
+    pub read: Lowered,
+    /// Versions, by the path that problems name.
+    pub versions: HashMap<PathBuf, Version>,
 }
 
 impl Default for Index {
@@ -52,8 +78,8 @@ impl Default for Index {
 pub struct Standing {
     /// The world.
     pub world: World,
-    /// What was read of objects, if any changed; its `world` is empty.
-    pub objects: Option<Lowered>,
+    /// What was read of objects, if any changed.
+    pub objects: Option<Objects>,
     /// What is wrong with annotations of pods.
     pub pod_problems: Vec<Problem>,
     /// Ready pods that a pool selects and cannot use.
@@ -65,9 +91,16 @@ impl Index {
     pub fn apply(&mut self, source: &Source, object: &Value) {
         let (path, text) = object::document(&source.resource, object);
         let path = renamed(source, path);
-        let before = self.documents.insert(key(source, name(object)), (path, Arc::clone(&text)));
+        let metadata = &object["metadata"];
+        let uid = metadata["uid"].as_str().unwrap_or_default().into();
+        let version = Version { uid, generation: metadata["generation"].as_i64() };
+        let document = Document { path, text, version };
+        let known = self.documents.get(&key(source, name(object)));
         // Status, managed fields and resource versions change more often than what is read.
-        self.documents_changed |= before.is_none_or(|(_, before)| before != text);
+        if known != Some(&document) {
+            self.documents_changed = true;
+            self.documents.insert(key(source, name(object)), document);
+        }
     }
 
     /// Forgets an object.
@@ -152,7 +185,7 @@ impl Index {
 
     fn lower(&mut self) {
         if std::mem::take(&mut self.documents_changed) {
-            let files = self.documents.values().cloned().collect();
+            let files = self.documents.values().map(|d| (d.path.clone(), Arc::clone(&d.text))).collect();
             self.lowered = self.resources.reload(Loaded { files, problems: Vec::new() });
             self.changed = true;
             self.unread = true;
@@ -175,7 +208,10 @@ impl Index {
             objectives: world.objectives.clone(),
             ended: std::mem::take(&mut self.ended),
         };
-        let objects = std::mem::take(&mut self.unread).then(|| self.lowered.without_world());
+        let objects = std::mem::take(&mut self.unread).then(|| Objects {
+            read: self.lowered.without_world(),
+            versions: self.documents.values().map(|d| (d.path.clone(), d.version.clone())).collect(),
+        });
         Some(Standing { world, objects, pod_problems: found.problems, unroutable: found.unroutable })
     }
 }

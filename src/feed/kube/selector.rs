@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::resources::name;
 use crate::topology::PoolSpec;
 
 /// Longest selector, in bytes: it is sent in a URL, and servers take 8 KiB of those.
@@ -27,12 +28,19 @@ impl PodSelector {
 /// The selectors of each namespace that has pools.
 pub(super) fn selectors(pools: &[PoolSpec]) -> BTreeMap<Arc<str>, PodSelector> {
     let mut wanted: BTreeMap<Arc<str>, BTreeSet<BTreeMap<String, String>>> = BTreeMap::new();
-    for pool in pools.iter().filter(|pool| !pool.selector.is_empty()) {
+    for pool in pools.iter().filter(|pool| can_match(&pool.selector)) {
         let namespace = Arc::clone(&pool.name.object.namespace);
         wanted.entry(namespace).or_default().insert(pool.selector.clone());
     }
     let selector = |wanted| PodSelector { server_side: server_side(&wanted), wanted };
     wanted.into_iter().map(|(namespace, wanted)| (namespace, selector(wanted))).collect()
+}
+
+/// Whether a pod can carry these labels. What is no label must not reach the API server, which would refuse the question for
+/// every pool of the namespace, or read it as another.
+fn can_match(selector: &BTreeMap<String, String>) -> bool {
+    let is_label = |(key, value): (&String, &String)| name::is_label_key(key) && name::is_label_value(value);
+    !selector.is_empty() && selector.iter().all(is_label)
 }
 
 /// A selector that lets everything pass that one of `wanted` selects: all conditions of a lone one, else the values of a
@@ -85,6 +93,17 @@ mod tests {
     fn a_selector_that_no_url_holds_is_not_sent() {
         let selectors: Vec<String> = (0..500).map(|at| format!("app=a-rather-long-name-{at}")).collect();
         assert_eq!(server_side(&wanted(selectors.iter().map(String::as_str))), None);
+    }
+
+    #[rstest]
+    #[case("app=a", true)]
+    #[case("example.com/app=", true)]
+    #[case("app=my app", false)]
+    #[case("app=a),x in (b", false)]
+    #[case("App/x/y=a", false)]
+    #[case("", false)]
+    fn what_no_pod_can_carry_is_not_asked_for(#[case] selector: &str, #[case] expected: bool) {
+        assert_eq!(can_match(&labels(selector)), expected);
     }
 
     #[test]

@@ -43,8 +43,10 @@ pub(super) enum Update {
     ApplyPod(WatchId, Pod),
     DeletePod(WatchId, Pod),
     ResetPods(WatchId, Arc<str>, Vec<Pod>),
-    /// A watch has something to say of itself only.
-    Settled,
+    /// What was told before is all that stands.
+    Current(WatchId),
+    /// What was told before may not be what stands.
+    Behind(WatchId, Trouble),
 }
 
 /// What a watch is about.
@@ -210,8 +212,7 @@ impl Wiring {
                 continue;
             };
             restoring |= trouble == Trouble::Absent && self.watches.was_current(self.id);
-            self.watches.behind(self.id, &trouble);
-            if self.send.send(Update::Settled).await.is_err() {
+            if self.tell(Update::Behind(self.id, trouble.clone())).await.is_err() {
                 return;
             }
             sleep(back_off.next(&trouble, rand::random())).await;
@@ -266,8 +267,7 @@ impl Wiring {
                         self.tell(subject.reset(listed)).await?;
                     }
                     back_off.reset();
-                    self.watches.current(self.id);
-                    self.tell(Update::Settled).await?;
+                    self.tell(Update::Current(self.id)).await?;
                 }
                 Event::Apply(object) => {
                     deleted.retain(|other| !same(other, &object));

@@ -95,6 +95,12 @@ impl Watches {
         self.set(id, State::Behind(trouble.clone()));
     }
 
+    /// Forgets all watches, which are no more; what was once settled stays so.
+    pub fn clear(&self) {
+        self.inner.lock().watches.clear();
+        self.changed.send_replace(());
+    }
+
     pub(super) fn was_current(&self, id: WatchId) -> bool {
         self.inner.lock().watches.get(&id).is_some_and(|watched| watched.was_current)
     }

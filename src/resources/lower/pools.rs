@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Located, Origin, READ_ANNOTATIONS, Reader};
 use crate::document::{Problem, Problems};
 use crate::resources::model_server::DEFAULT_RETRY_INTERVAL;
-use crate::resources::{ModelServerSpec, duration, tokenizer};
+use crate::resources::{ModelServerSpec, duration, name, tokenizer};
 use crate::state::TokenizerSource;
 use crate::state::endpoint::{EndpointSpec, EngineKind};
 use crate::state::pool::{PoolKind, PoolName, TrafficPolicy};
@@ -81,10 +81,21 @@ fn report_selection<T>(
     if pool.selector.is_empty() {
         let advice = Some("give at least one label under `matchLabels`".to_owned());
         problems.error(place, "an empty selector selects no endpoint", advice);
+    } else if let (None, Some((key, value))) = (endpoints, pool.selector.iter().find(no_label)) {
+        let why = format!("no pod can carry the label `{key}: {value}`");
+        problems.error(
+            place,
+            why,
+            Some("correct it: labels are letters, digits, `-`, `_` and `.`".to_owned()),
+        );
     } else if endpoints.is_some_and(|all| !all.iter().any(|endpoint| pool.selects(endpoint))) {
         let advice = Some(format!("label an Endpoint of namespace {} so", pool.name.object.namespace));
         problems.warning(place, "no endpoint carries these labels", advice);
     }
+}
+
+fn no_label((key, value): &(&String, &String)) -> bool {
+    !(name::is_label_key(key) && name::is_label_value(value))
 }
 
 fn engine(problems: &mut Problems, document: &Located<ModelServerSpec>) -> Option<EngineKind> {

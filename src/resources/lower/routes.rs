@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 
 use super::{Located, Origin, Reader};
 use crate::document::{About, Place, Problems, nearest};
@@ -11,6 +11,9 @@ use crate::resources::model_route::{ModelMatch, Rule as RuleSpec, StringMatch};
 use crate::route::{HeaderMatch, RequestMatch, Route, Rule, Target, TextMatch};
 use crate::state::ObjectName;
 use crate::state::pool::{PoolKind, PoolName};
+
+/// Memory that one compiled pattern may take.
+const REGEX_BYTES: usize = 256 << 10;
 
 impl Reader {
     pub(super) fn routes(&mut self, pools: &[PoolName]) -> Vec<Route> {
@@ -194,7 +197,7 @@ fn text_match(
     match test {
         StringMatch { exact: Some(exact), .. } => TextMatch::Exact(exact.as_str().into()),
         StringMatch { prefix: Some(prefix), .. } => TextMatch::Prefix(prefix.as_str().into()),
-        StringMatch { regex: Some(pattern), .. } => Regex::new(pattern).map_or_else(
+        StringMatch { regex: Some(pattern), .. } => bounded_regex(pattern).map_or_else(
             |error| {
                 let why = error.to_string();
                 let why = why.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
@@ -206,6 +209,12 @@ fn text_match(
         ),
         _ => TextMatch::Any,
     }
+}
+
+/// Anybody who may write a route may write patterns: each has a bound on the memory it takes, far above what paths and header
+/// values need.
+fn bounded_regex(pattern: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(pattern).size_limit(REGEX_BYTES).dfa_size_limit(REGEX_BYTES).build()
 }
 
 /// The targets of a rule, or why it has none that could be chosen.

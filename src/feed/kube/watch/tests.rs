@@ -105,7 +105,11 @@ async fn next(updates: &mut mpsc::Receiver<Update>) -> (&'static str, Vec<String
             Update::Reset(_, objects) => return ("reset", objects.iter().map(name).collect()),
             Update::Apply(_, object) => return ("apply", vec![name(&object)]),
             Update::Delete(_, object) => return ("delete", vec![object.name.to_string()]),
-            Update::Settled | Update::ApplyPod(..) | Update::DeletePod(..) | Update::ResetPods(..) => {}
+            Update::Current(_)
+            | Update::Behind(..)
+            | Update::ApplyPod(..)
+            | Update::DeletePod(..)
+            | Update::ResetPods(..) => {}
         }
     }
 }
@@ -157,6 +161,6 @@ async fn nothing_is_believed_of_a_kind_that_is_being_removed() {
     let act = Act { list: Ok(vec![]), watch: None };
     let (mut updates, _tasks) = watched(&["get", "list", "watch", "delete"], [act]).await;
     for _ in 0..3 {
-        assert!(matches!(updates.recv().await, Some(Update::Settled)));
+        assert!(matches!(updates.recv().await, Some(Update::Behind(..))));
     }
 }
