@@ -95,9 +95,12 @@ impl Watches {
         self.set(id, State::Behind(trouble.clone()));
     }
 
-    /// Forgets all watches, which are no more; what was once settled stays so.
+    /// Forgets all watches, which are no more. An index that begins anew says nothing until it has settled again.
     pub fn clear(&self) {
-        self.inner.lock().watches.clear();
+        let mut inner = self.inner.lock();
+        inner.watches.clear();
+        inner.settled = false;
+        drop(inner);
         self.changed.send_replace(());
     }
 
@@ -126,7 +129,7 @@ impl Watches {
         self.changed.send_replace(());
     }
 
-    /// Whether every watch has once said all it could. From then on it stays so.
+    /// Whether every watch has once said all it could. From then on it stays so, until they are [cleared](Self::clear).
     pub fn have_settled(&self) -> bool {
         let mut inner = self.inner.lock();
         inner.settled |= inner.watches.values().all(Watched::has_settled);
@@ -237,5 +240,26 @@ impl Watched {
                 tracing::warn!("{what} cannot be watched, the last ones stay: {why}");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_index_that_begins_anew_waits_until_everything_is_listed_again() {
+        let watches = Watches::default();
+        let first = watches.add(&Source::pods("n"));
+        assert!(!watches.have_settled());
+        watches.current(first);
+        assert!(watches.have_settled());
+        watches.behind(first, &Trouble::Unreachable(String::new()));
+        assert!(watches.have_settled() && watches.is_behind(), "what stood still stands");
+        watches.clear();
+        let second = watches.add(&Source::pods("n"));
+        assert!(!watches.have_settled() && watches.missing().is_some());
+        watches.current(second);
+        assert!(watches.have_settled() && watches.missing().is_none());
     }
 }
