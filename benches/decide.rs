@@ -13,6 +13,7 @@ use pilotfish::resources::lower::lower;
 use pilotfish::schedule::{Pipeline, Scheduler};
 use pilotfish::snapshot::Store;
 use pilotfish::topology::Topology;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 #[global_allocator]
@@ -65,6 +66,7 @@ fn arrived(prompt_bytes: usize, distinct: u64) -> Arrived {
         pool: None,
         head: Head::new(headers.map(|(name, value)| (name.to_owned(), value.to_owned()))),
         body: Body::Whole(Chunks::of(body.into_bytes())),
+        attributes: SmallVec::new(),
         subset: None,
         sees_response: false,
         started: now,

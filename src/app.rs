@@ -122,6 +122,7 @@ impl App {
                 ignore_subset: args.disable_endpoint_subset_filter,
                 conformance: args.conformance,
                 emit_scores: args.emit_endpoint_scores,
+                attributes: args.admission.attributes().collect(),
             },
             body_idle_timeout: args.limits.body_idle_timeout,
             decision_timeout: args.limits.decision_timeout,
@@ -179,6 +180,7 @@ fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
         usage_injection: args.usage_injection,
         decision_detail: args.decision_detail,
         whole_tables: args.emit_endpoint_scores,
+        identity: args.admission.identity.clone().into(),
         session_key: Arc::new(feeds::session_key(args)?),
         replica: replica.into(),
     })

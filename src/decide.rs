@@ -3,6 +3,7 @@
 //! No IO and no gRPC: the ext_proc server and `/debug/explain` both call it. Dropping the future of [`Decider::decide`]
 //! cancels the request: whatever it has booked is released with it.
 
+mod bind;
 mod body;
 mod holders;
 mod joined;
@@ -16,14 +17,16 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use bind::Ready;
 pub use body::{Body, Chunks};
 pub use holders::{Holders, Holding};
 pub use prepare::{Tokenizing, Wait};
 
+use crate::admission::identity::Asks;
+use crate::admission::{Identity, Source};
 use crate::decision::{Record, cut};
 use crate::index::shared::SharedIndex;
 use crate::metrics::{Metrics, Stage};
-use crate::prompt::Prepared;
 use crate::refusal::{Reason, Refusal};
 use crate::request::head::Head;
 use crate::request::{Edits, LlmRequest};
@@ -64,6 +67,8 @@ pub struct Settings {
     pub decision_detail: u32,
     /// Whether the whole candidate table is kept of every decision, since Envoy is told it.
     pub whole_tables: bool,
+    /// Where requests' identities stand, the best first.
+    pub identity: Arc<[Source]>,
     /// What session tokens are signed with.
     pub session_key: Arc<Key>,
     /// Name of this process in decision ids.
@@ -79,18 +84,12 @@ impl Default for Settings {
             usage_injection: UsageInjection::Auto,
             decision_detail: 1_000,
             whole_tables: false,
+            identity: Arc::default(),
             session_key: Arc::default(),
             replica: "local".into(),
         }
     }
 }
-
-/// Endpoints that Envoy's retries can use: `d1`, `d2`, `d3` of the shipped composite cluster.
-const RANKED: usize = 3;
-/// Candidates beside the picked that a record keeps.
-const BEST_KEPT: usize = 8;
-/// Pools up to this size are kept whole.
-const KEPT_WHOLE: usize = 64;
 
 /// A request as it arrived.
 #[derive(Debug)]
@@ -99,6 +98,8 @@ pub struct Arrived {
     pub head: Head,
     /// Its body.
     pub body: Body,
+    /// Attributes of Envoy that identities may stand in, by name.
+    pub attributes: SmallVec<[(Box<str>, Box<str>); 1]>,
     /// The pool that the gateway names.
     pub pool: Option<ObjectName>,
     /// Candidate restriction.
@@ -207,7 +208,7 @@ impl Decider {
         let ask = Ask {
             subset: arrived.subset.as_ref(),
             sessions: &sessions,
-            ..ask(&routed, &request, &prompt, seed, usize::MAX)
+            ..bind::ask(&routed, &request, &prompt, seed, usize::MAX)
         };
         let Explained { record: leg, held, session } =
             self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
@@ -221,7 +222,7 @@ impl Decider {
     async fn verdict(
         &self,
         record: &mut Record,
-        mut arrived: Arrived,
+        arrived: Arrived,
         found: &mut Option<Arc<Pool>>,
     ) -> Result<Verdict, Refusal> {
         if let Some(list) = models::answer(&self.store.load(), &arrived) {
@@ -230,56 +231,18 @@ impl Decider {
         let (request, text) = self.parse(record, &arrived.head, &arrived.body)?;
         let (routed, seed) = self.route(record, &arrived, &request)?;
         *found = Some(Arc::clone(&routed.pool));
+        record.identity = self.identity(&arrived, &request);
         let pipeline = self.scheduler.pipeline();
         let path = arrived.head.path();
         let prompt = self.prepare(record, &pipeline, &routed, &request, path, text.bytes()).await;
+        let decoded = text.into_decoded();
+        let ready = Ready { arrived, request, decoded, routed, pipeline, prompt, seed };
+        Ok(Verdict::Serve(Box::new(self.bind(record, ready)?)))
+    }
 
-        let began = Instant::now();
-        let detail = self.detail(seed, &routed);
-        let sessions = self.sessions(&pipeline, &arrived.head, &routed.pool);
-        let ask = Ask {
-            subset: arrived.subset.as_ref(),
-            sessions: &sessions,
-            only_if_cached: arrived.head.only_if_cached(),
-            ..ask(&routed, &request, &prompt, seed, detail)
-        };
-        let picked = self.scheduler.pick(&pipeline, &routed.pool, &ask)?;
-        record.stages.schedule = began.elapsed();
-        self.metrics.stage(Stage::Schedule, record.stages.schedule);
-
-        let mut edits = Edits::new();
-        if request.model.as_deref().unwrap_or_default() != &*routed.target_model {
-            request.rename_model(&routed.target_model, &mut edits);
-        }
-        let withhold_usage = self.ask_for_usage(&request, &arrived, &mut edits);
-        let decoded = text.into_decoded().filter(|_| !edits.is_empty());
-        let is_decoded = decoded.is_some();
-        if let Some(decoded) = decoded {
-            arrived.body = Body::Whole(Chunks::of(decoded));
-        }
-        record.predict(&prompt, picked.held);
-        record.session = picked.session;
-        record.legs.push(picked.record);
-        let uncached = record.prompt_tokens - record.predicted_cached_tokens;
-        let key = &self.settings.session_key;
-        let tokens = Issuer::of(&pipeline.affinities, key, &routed.pool, &picked.ranked);
-        Ok(Verdict::Serve(Box::new(Served {
-            tokens,
-            sessions,
-            reports: Arc::clone(&pipeline.reports),
-            ranked: picked.ranked,
-            leg: picked.leg,
-            head: arrived.head,
-            body: arrived.body,
-            decoded: is_decoded,
-            edits,
-            withhold_usage,
-            traffic: routed.pool.traffic,
-            forecast: picked.forecast,
-            prefill: routed.pool.memory.learned.expected_prefill(uncached),
-            stream: request.stream,
-            answers: request.n,
-        })))
+    fn identity(&self, arrived: &Arrived, request: &LlmRequest) -> Identity {
+        let asks = Asks { head: &arrived.head, request, attributes: &arrived.attributes };
+        Identity::of(&self.settings.identity, &asks)
     }
 
     /// What the request says of its session, for each affinity of the profile.
@@ -336,77 +299,8 @@ impl Decider {
         Ok((routed, seed))
     }
 
-    /// Asks the engine for usage where configured; true if the client must not see the extra event.
-    fn ask_for_usage(&self, request: &LlmRequest, arrived: &Arrived, edits: &mut Edits) -> bool {
-        let withhold = arrived.sees_response && accepts_identity(&arrived.head);
-        match self.settings.usage_injection {
-            UsageInjection::Off => false,
-            UsageInjection::Auto => withhold && request.ask_for_usage(edits),
-            UsageInjection::Always => request.ask_for_usage(edits) && withhold,
-        }
-    }
-
-    /// Candidates to keep in the record.
-    fn detail(&self, seed: u64, routed: &Routed) -> usize {
-        let members = routed.pool.members.len();
-        let whole = members <= KEPT_WHOLE
-            || self.settings.whole_tables
-            || (self.settings.decision_detail > 0
-                && seed.is_multiple_of(u64::from(self.settings.decision_detail)));
-        if whole { members } else { RANKED + BEST_KEPT }
-    }
-
     /// An id unique to one stream: an access-log entry that bears it belongs to this decision.
     pub fn decision_id(&self) -> Box<str> {
         format!("{}-{:032x}", self.settings.replica, rand::random::<u128>()).into()
-    }
-}
-
-fn ask<'a>(
-    routed: &'a Routed,
-    request: &LlmRequest,
-    prompt: &'a Prepared,
-    seed: u64,
-    detail: usize,
-) -> Ask<'a> {
-    Ask {
-        model: &routed.target_model,
-        prompt,
-        max_tokens: request.max_tokens,
-        answers: request.n,
-        sessions: &[],
-        subset: None,
-        only_if_cached: false,
-        wanted: routed.pool.traffic.attempts.map_or(RANKED, |attempts| attempts as usize + 1),
-        seed,
-        detail,
-    }
-}
-
-/// Whether the client takes an uncompressed response, as all do that do not forbid it.
-fn accepts_identity(head: &Head) -> bool {
-    head.get("accept-encoding").is_none_or(|value| {
-        !value.split(',').any(|coding| {
-            let mut parts = coding.split(';').map(str::trim);
-            matches!(parts.next(), Some("identity" | "*"))
-                && parts.any(|p| p.strip_prefix("q=").is_some_and(|q| q.parse::<f32>() == Ok(0.0)))
-        })
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rstest::rstest;
-
-    #[rstest]
-    #[case(None, true)]
-    #[case(Some("gzip, br"), true)]
-    #[case(Some("identity;q=0"), false)]
-    #[case(Some("gzip, *;q=0"), false)]
-    #[case(Some("*;q=0.5"), true)]
-    fn identity_is_accepted_unless_forbidden(#[case] value: Option<&str>, #[case] accepted: bool) {
-        let head = Head::new(value.map(|value| ("accept-encoding".to_owned(), value.to_owned())));
-        assert_eq!(accepts_identity(&head), accepted);
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::admission::Identity;
 use crate::index::Held;
 use crate::prompt::Prepared;
 use crate::prompt::blocks::Ending;
@@ -127,6 +128,8 @@ pub struct Record {
     pub id: Box<str>,
     /// `x-request-id`, for people only: it can be forged and repeated.
     pub request_id: Box<str>,
+    /// Who sends it.
+    pub identity: Identity,
     /// When the request headers came in.
     pub time: SystemTime,
     /// The client's model name.
@@ -173,6 +176,7 @@ impl Record {
         Self {
             id,
             request_id: cut(request_id),
+            identity: Identity::default(),
             time: SystemTime::now(),
             model: Box::default(),
             target_model: None,

@@ -27,7 +27,7 @@ use crate::state::ObjectName;
 pub use budget::Budget;
 
 /// What streams do beyond the usual.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Whether the restriction to a subset that the gateway sends is ignored.
     pub ignore_subset: bool,
@@ -35,6 +35,8 @@ pub struct Options {
     pub conformance: bool,
     /// Whether Envoy is told the score of every candidate.
     pub emit_scores: bool,
+    /// Attributes of Envoy that are kept: identities stand in them.
+    pub attributes: Arc<[Box<str>]>,
 }
 
 /// Everything a stream needs.

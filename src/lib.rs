@@ -22,6 +22,7 @@
 //! `extproc`, `feed`, `admin` and `app` knows of gRPC or HTTP, and only `app` wires.
 
 pub mod admin;
+pub mod admission;
 pub mod app;
 pub mod args;
 pub mod check;

@@ -30,6 +30,7 @@ pub fn decision(record: &Record) -> Value {
         "decision": record.id,
         "request_id": record.request_id,
         "time": rfc3339(record.time),
+        "user": record.identity.name(),
         "model": record.model,
         "target_model": record.target_model,
         "pool": record.pool,

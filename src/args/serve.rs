@@ -1,6 +1,7 @@
 //! Flags of `serve`.
 
 mod accepted;
+mod admission;
 mod kubernetes;
 mod limits;
 mod log;
@@ -16,6 +17,7 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Parser, ValueEnum};
 
 pub use accepted::AcceptedArgs;
+pub use admission::AdmissionArgs;
 pub use kubernetes::{KubernetesArgs, Selector, TargetPorts};
 pub use limits::LimitArgs;
 pub use log::{LogArgs, LogFormat, ZapLevel};
@@ -127,6 +129,9 @@ pub struct ServeArgs {
     /// How the gRPC port is secured.
     #[command(flatten)]
     pub tls: TlsArgs,
+    /// Who may go, and when.
+    #[command(flatten)]
+    pub admission: AdmissionArgs,
     /// How API servers have objects validated.
     #[command(flatten)]
     pub webhook: WebhookArgs,

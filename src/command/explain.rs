@@ -10,6 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::runtime;
@@ -114,6 +115,7 @@ async fn offline(
         pool: None,
         head: Head::new(fixed.into_iter().chain(args.headers.iter().cloned())),
         body: Body::Whole(Chunks::of(body)),
+        attributes: SmallVec::new(),
         subset: None,
         sees_response: false,
         started: now,

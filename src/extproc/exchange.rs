@@ -19,6 +19,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::budget::{Budget, Held};
@@ -77,6 +78,7 @@ pub struct Exchange {
     phase: Phase,
     head: Head,
     pool: Option<ObjectName>,
+    attributes: SmallVec<[(Box<str>, Box<str>); 1]>,
     subset: Option<Subset>,
     /// Whether a header has restricted the candidates, which no metadata changes.
     chosen_by_test: bool,
@@ -112,6 +114,7 @@ impl Exchange {
             phase: Phase::Start,
             head: Head::default(),
             pool,
+            attributes: SmallVec::new(),
             subset: None,
             chosen_by_test: false,
             options,
@@ -163,6 +166,7 @@ impl Exchange {
         match incoming.request {
             Some(Request::RequestHeaders(headers)) => {
                 self.restrict(metadata);
+                self.attributes = message::attributes(&incoming.attributes, &self.options.attributes);
                 self.request_headers(headers, now, out)
             }
             Some(Request::RequestBody(body)) => {
@@ -298,6 +302,7 @@ impl Exchange {
         Step::Decide(Box::new(Arrived {
             head: std::mem::take(&mut self.head),
             body,
+            attributes: std::mem::take(&mut self.attributes),
             pool: self.pool.take(),
             subset: self.subset.take(),
             sees_response: self.modes.sees_response(),

@@ -7,6 +7,7 @@ use envoy_types::pb::envoy::data::ai::v3::TokenUsage;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Any, Struct};
 use prost::Message;
+use smallvec::SmallVec;
 
 use crate::request::head::Head;
 use crate::schedule::Subset;
@@ -97,6 +98,20 @@ pub fn upstream(attributes: &HashMap<String, Struct>, metadata: Option<&Metadata
             .and_then(text)
             .map(|details| details == "via_upstream"),
     }
+}
+
+/// The texts of these attributes, as far as they came.
+pub fn attributes(
+    came: &HashMap<String, Struct>,
+    wanted: &[Box<str>],
+) -> SmallVec<[(Box<str>, Box<str>); 1]> {
+    let text = |name: &str| {
+        came.values().find_map(|values| match values.fields.get(name)?.kind.as_ref()? {
+            Kind::StringValue(text) => Some(Box::from(text.as_str())),
+            _ => None,
+        })
+    };
+    wanted.iter().filter_map(|name| Some((name.clone(), text(name)?))).collect()
 }
 
 /// The counts of Envoy's usage filter.

@@ -162,13 +162,16 @@ pub fn metadata(served: &Served, record: &Record, with_scores: bool) -> Struct {
     if with_scores {
         lb.insert(SCORES.to_owned(), structure(scores(record)));
     }
-    let mut own = HashMap::with_capacity(4);
+    let mut own = HashMap::with_capacity(5);
     own.insert("model".to_owned(), string(record.model.to_string()));
     if let Some(target) = &record.target_model {
         own.insert("target_model".to_owned(), string(target.to_string()));
     }
     if let Some(pool) = &record.pool {
         own.insert("pool".to_owned(), string(pool.to_string()));
+    }
+    if let Some(user) = record.identity.name() {
+        own.insert("user".to_owned(), string(user.to_owned()));
     }
     own.insert("prompt_tokens".to_owned(), number(record.prompt_tokens));
     if let Some(tokens) = &served.tokens {

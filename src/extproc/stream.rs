@@ -114,7 +114,7 @@ impl Driver {
             exchange: Exchange::new(
                 Arc::clone(&shared.budget),
                 shared.decider.settings.max_body,
-                shared.options,
+                shared.options.clone(),
                 pool,
                 now,
             ),

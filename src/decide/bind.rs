@@ -1,0 +1,161 @@
+//! The last step of a decision: the endpoint is picked and booked, and what its engine will be sent is written down.
+//!
+//! It waits for nothing. A request that had to wait for its turn comes here when it leaves the queue.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{Arrived, Body, Chunks, Decider, Served, UsageInjection};
+use crate::decision::Record;
+use crate::metrics::Stage;
+use crate::prompt::Prepared;
+use crate::refusal::Refusal;
+use crate::request::head::Head;
+use crate::request::{Edits, LlmRequest};
+use crate::schedule::{Ask, Pipeline};
+use crate::session::Issuer;
+use crate::snapshot::Routed;
+
+/// Endpoints that Envoy's retries can use: `d1`, `d2`, `d3` of the shipped composite cluster.
+const RANKED: usize = 3;
+/// Candidates beside the picked that a record keeps.
+const BEST_KEPT: usize = 8;
+/// Pools up to this size are kept whole.
+const KEPT_WHOLE: usize = 64;
+
+/// A request of which everything is known but its endpoint.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub arrived: Arrived,
+    pub request: LlmRequest,
+    /// Its body, if it had to be decoded.
+    pub decoded: Option<Vec<u8>>,
+    pub routed: Routed,
+    /// What its prompt was prepared for.
+    pub pipeline: Arc<Pipeline>,
+    pub prompt: Prepared,
+    pub seed: u64,
+}
+
+impl Decider {
+    /// Picks and books the endpoint of a request.
+    pub(super) fn bind(&self, record: &mut Record, ready: Ready) -> Result<Served, Refusal> {
+        let Ready { mut arrived, request, decoded, routed, pipeline, prompt, seed } = ready;
+        let began = Instant::now();
+        let detail = self.detail(seed, &routed);
+        let sessions = self.sessions(&pipeline, &arrived.head, &routed.pool);
+        let ask = Ask {
+            subset: arrived.subset.as_ref(),
+            sessions: &sessions,
+            only_if_cached: arrived.head.only_if_cached(),
+            ..ask(&routed, &request, &prompt, seed, detail)
+        };
+        let picked = self.scheduler.pick(&pipeline, &routed.pool, &ask)?;
+        record.stages.schedule = began.elapsed();
+        self.metrics.stage(Stage::Schedule, record.stages.schedule);
+
+        let mut edits = Edits::new();
+        if request.model.as_deref().unwrap_or_default() != &*routed.target_model {
+            request.rename_model(&routed.target_model, &mut edits);
+        }
+        let withhold_usage = self.ask_for_usage(&request, &arrived, &mut edits);
+        let decoded = decoded.filter(|_| !edits.is_empty());
+        let is_decoded = decoded.is_some();
+        if let Some(decoded) = decoded {
+            arrived.body = Body::Whole(Chunks::of(decoded));
+        }
+        record.predict(&prompt, picked.held);
+        record.session = picked.session;
+        record.legs.push(picked.record);
+        let uncached = record.prompt_tokens - record.predicted_cached_tokens;
+        let key = &self.settings.session_key;
+        let tokens = Issuer::of(&pipeline.affinities, key, &routed.pool, &picked.ranked);
+        Ok(Served {
+            tokens,
+            sessions,
+            reports: Arc::clone(&pipeline.reports),
+            ranked: picked.ranked,
+            leg: picked.leg,
+            head: arrived.head,
+            body: arrived.body,
+            decoded: is_decoded,
+            edits,
+            withhold_usage,
+            traffic: routed.pool.traffic,
+            forecast: picked.forecast,
+            prefill: routed.pool.memory.learned.expected_prefill(uncached),
+            stream: request.stream,
+            answers: request.n,
+        })
+    }
+
+    /// Asks the engine for usage where configured; true if the client must not see the extra event.
+    fn ask_for_usage(&self, request: &LlmRequest, arrived: &Arrived, edits: &mut Edits) -> bool {
+        let withhold = arrived.sees_response && accepts_identity(&arrived.head);
+        match self.settings.usage_injection {
+            UsageInjection::Off => false,
+            UsageInjection::Auto => withhold && request.ask_for_usage(edits),
+            UsageInjection::Always => request.ask_for_usage(edits) && withhold,
+        }
+    }
+
+    /// Candidates to keep in the record.
+    fn detail(&self, seed: u64, routed: &Routed) -> usize {
+        let members = routed.pool.members.len();
+        let whole = members <= KEPT_WHOLE
+            || self.settings.whole_tables
+            || (self.settings.decision_detail > 0
+                && seed.is_multiple_of(u64::from(self.settings.decision_detail)));
+        if whole { members } else { RANKED + BEST_KEPT }
+    }
+}
+
+pub(super) fn ask<'a>(
+    routed: &'a Routed,
+    request: &LlmRequest,
+    prompt: &'a Prepared,
+    seed: u64,
+    detail: usize,
+) -> Ask<'a> {
+    Ask {
+        model: &routed.target_model,
+        prompt,
+        max_tokens: request.max_tokens,
+        answers: request.n,
+        sessions: &[],
+        subset: None,
+        only_if_cached: false,
+        wanted: routed.pool.traffic.attempts.map_or(RANKED, |attempts| attempts as usize + 1),
+        seed,
+        detail,
+    }
+}
+
+/// Whether the client takes an uncompressed response, as all do that do not forbid it.
+fn accepts_identity(head: &Head) -> bool {
+    head.get("accept-encoding").is_none_or(|value| {
+        !value.split(',').any(|coding| {
+            let mut parts = coding.split(';').map(str::trim);
+            matches!(parts.next(), Some("identity" | "*"))
+                && parts.any(|p| p.strip_prefix("q=").is_some_and(|q| q.parse::<f32>() == Ok(0.0)))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(None, true)]
+    #[case(Some("gzip, br"), true)]
+    #[case(Some("identity;q=0"), false)]
+    #[case(Some("gzip, *;q=0"), false)]
+    #[case(Some("*;q=0.5"), true)]
+    fn identity_is_accepted_unless_forbidden(#[case] value: Option<&str>, #[case] accepted: bool) {
+        let head = Head::new(value.map(|value| ("accept-encoding".to_owned(), value.to_owned())));
+        assert_eq!(accepts_identity(&head), accepted);
+    }
+}
