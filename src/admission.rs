@@ -7,6 +7,7 @@
 //!                -> pick       the endpoint is chosen when the request leaves, not when it came
 //! ```
 
+pub mod fairness;
 pub mod identity;
 
 pub use identity::{Identity, Source};
