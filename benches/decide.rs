@@ -46,6 +46,7 @@ fn decider(endpoints: usize) -> Decider {
     };
     Decider {
         store: Arc::new(store),
+        admission: Arc::default(),
         scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
         tokenizing: Arc::default(),
         shared: None,

@@ -3,6 +3,7 @@
 mod cache;
 mod debug;
 pub mod exposition;
+mod queues;
 pub mod view;
 
 use std::fmt::Write as _;
@@ -72,6 +73,7 @@ pub fn router(admin: Arc<Admin>) -> Router {
         // The question holds a body, escaped once more.
         .route("/debug/explain", post(debug::explain).layer(DefaultBodyLimit::max(2 * most)))
         .route("/debug/cache", post(cache::holders).layer(DefaultBodyLimit::max(2 * most)))
+        .route("/debug/queues", get(queues::queues))
         .route("/debug/config", get(debug::config))
         .route("/debug/config_dump/modelroutes", get(debug::model_routes))
         .route("/debug/config_dump/modelservers", get(debug::model_servers))

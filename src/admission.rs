@@ -8,6 +8,118 @@
 //! ```
 
 pub mod fairness;
+pub mod gate;
 pub mod identity;
+pub mod saturation;
+pub mod settings;
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::AHashMap;
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+pub use gate::{Bill, Entered, Gate, GateStatus, Permit, Rules, Ticket, Want};
 pub use identity::{Identity, Source};
+pub use settings::QueueSettings;
+
+use crate::state::Pool;
+
+/// How often queues are looked at in which somebody waits, beside whenever a request ends: engines report room that no
+/// end of ours has made.
+pub const TICK: Duration = Duration::from_millis(25);
+
+/// The gates of all pools.
+#[derive(Debug)]
+pub struct Admission {
+    rules: Arc<Rules>,
+    gates: ArcSwap<AHashMap<Arc<str>, Arc<Gate>>>,
+    /// Held while the map is replaced.
+    changing: Mutex<()>,
+}
+
+impl Default for Admission {
+    /// Gates of the usual settings, signals of the usual age.
+    fn default() -> Self {
+        Self::new(QueueSettings::default(), Duration::from_secs(2))
+    }
+}
+
+impl Admission {
+    /// Gates that go by `settings` and hold signals older than `staleness` to be unknown.
+    pub fn new(settings: QueueSettings, staleness: Duration) -> Self {
+        let settings = ArcSwap::from_pointee(settings);
+        let rules = Rules { settings, staleness, waiting: Notify::new() };
+        Self { rules: Arc::new(rules), gates: ArcSwap::default(), changing: Mutex::default() }
+    }
+
+    /// What queues go by.
+    pub fn settings(&self) -> Arc<QueueSettings> {
+        self.rules.settings.load_full()
+    }
+
+    /// Replaces what queues go by; who waits stays where he is.
+    pub fn replace(&self, settings: QueueSettings) {
+        self.rules.settings.store(Arc::new(settings));
+        self.gates.load().values().for_each(Gate::look);
+    }
+
+    /// The gate of a pool.
+    pub fn gate(&self, pool: &Arc<Pool>) -> Arc<Gate> {
+        if let Some(gate) = self.gates.load().get(&pool.label) {
+            return Arc::clone(gate);
+        }
+        let _changing = self.changing.lock();
+        let mut gates = AHashMap::clone(&self.gates.load());
+        let new = || Arc::new(Gate::new(Arc::clone(&self.rules), Arc::clone(pool)));
+        let gate = Arc::clone(gates.entry(Arc::clone(&pool.label)).or_insert_with(new));
+        self.gates.store(Arc::new(gates));
+        gate
+    }
+
+    /// Pools as they are described now. Who waits for one that is no more is refused.
+    pub fn follow(&self, pools: &[Arc<Pool>]) {
+        let _changing = self.changing.lock();
+        let mut known = AHashMap::clone(&self.gates.load());
+        let mut gates = AHashMap::with_capacity(pools.len());
+        for pool in pools {
+            let gate = match known.remove(&pool.label) {
+                Some(gate) => {
+                    gate.follow(pool);
+                    gate
+                }
+                None => Arc::new(Gate::new(Arc::clone(&self.rules), Arc::clone(pool))),
+            };
+            gates.insert(Arc::clone(&pool.label), gate);
+        }
+        self.gates.store(Arc::new(gates));
+        known.values().for_each(|gate| gate.close());
+    }
+
+    /// Every gate with its pool's `namespace/name`.
+    pub fn gates(&self) -> Vec<(Arc<str>, Arc<Gate>)> {
+        self.gates.load().iter().map(|(label, gate)| (Arc::clone(label), Arc::clone(gate))).collect()
+    }
+
+    /// Looks at queues for as long as anybody waits, and sleeps while nobody does.
+    pub async fn tend(&self) {
+        loop {
+            self.rules.waiting.notified().await;
+            let mut tick = tokio::time::interval(TICK);
+            tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            tick.tick().await;
+            while self.someone_waits() {
+                tick.tick().await;
+                for gate in self.gates.load_full().values().filter(|gate| gate.waiting() > 0) {
+                    gate.look();
+                }
+            }
+        }
+    }
+
+    fn someone_waits(&self) -> bool {
+        self.gates.load().values().any(|gate| gate.waiting() > 0)
+    }
+}

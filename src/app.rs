@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::{Admin, Documents, exposition};
+use crate::admission::{Admission, QueueSettings};
 use crate::args::{DebugAccess, ServeArgs};
 use crate::decide::{Decider, Settings};
 use crate::decision::Ring;
@@ -97,6 +98,7 @@ impl App {
         let tokenizing = Arc::new(feeds::tokenizing(&args, &renderer, tokenizers)?);
         let tokens = Arc::new(TokenIndexes::default());
         let scheduler = Arc::new(Scheduler::new(pipeline, Arc::clone(&tokens), args.staleness));
+        let admission = Arc::new(Admission::new(QueueSettings::default(), args.staleness));
         let events = EventFeed::new(tokens);
         let scraper = feeds::scraper(&args, &scheduler, &events);
         let ledger = Arc::new(Ledger::new(
@@ -109,6 +111,7 @@ impl App {
         let shared = Arc::new(Shared {
             decider: Decider {
                 store: Arc::clone(&store),
+                admission: Arc::clone(&admission),
                 scheduler: Arc::clone(&scheduler),
                 tokenizing: Arc::clone(&tokenizing),
                 shared: feeds::shared_index(&args, &metrics, &stop, &tasks)?,
@@ -135,6 +138,7 @@ impl App {
             registry: exposition::registry(exposition::Sources {
                 metrics: Arc::clone(&metrics),
                 store: Arc::clone(&store),
+                admission: Arc::clone(&admission),
                 ledger: Arc::clone(&ledger),
                 scraper: scraper.clone(),
                 scheduler: Arc::clone(&scheduler),
@@ -155,6 +159,7 @@ impl App {
         });
 
         tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
+        tasks.spawn(feeds::until_stopped(stop.clone(), async move { admission.tend().await }));
         // Probes are answered while the first configuration is still being read.
         let tls = (tls.as_ref(), webhook_tls);
         let grpc = ports.serve(&args, &admin, tls, &closing, &stop, &tasks)?;

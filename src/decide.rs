@@ -10,6 +10,7 @@ mod joined;
 mod models;
 mod prepare;
 mod shared;
+mod turn;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +22,10 @@ use bind::Ready;
 pub use body::{Body, Chunks};
 pub use holders::{Holders, Holding};
 pub use prepare::{Tokenizing, Wait};
+pub use turn::Held;
 
 use crate::admission::identity::Asks;
-use crate::admission::{Identity, Source};
+use crate::admission::{Admission, Identity, Permit, Source};
 use crate::decision::{Record, cut};
 use crate::index::shared::SharedIndex;
 use crate::metrics::{Metrics, Stage};
@@ -126,6 +128,8 @@ pub struct Decided {
 pub enum Verdict {
     /// An endpoint serves it.
     Serve(Box<Served>),
+    /// It waits for its turn: [`Decider::resume`] or [`Decider::give_up`] ends that.
+    Wait(Box<Held>),
     /// The picker serves it: a JSON body with status 200.
     Answer(String),
     /// Nobody serves it; the pool if one was found.
@@ -139,6 +143,8 @@ pub struct Served {
     pub ranked: SmallVec<[Arc<Endpoint>; 3]>,
     /// The booking.
     pub leg: Leg,
+    /// Its leave to go, where it needed one.
+    pub permit: Option<Permit>,
     /// The request's headers.
     pub head: Head,
     /// The body to forward: the one that came, or its decoded form where an edit asks for it.
@@ -172,6 +178,8 @@ pub struct Served {
 pub struct Decider {
     /// Topology.
     pub store: Arc<Store>,
+    /// Who may go, and when.
+    pub admission: Arc<Admission>,
     /// Pipeline.
     pub scheduler: Arc<Scheduler>,
     /// How prompts become token ids.
@@ -237,7 +245,7 @@ impl Decider {
         let prompt = self.prepare(record, &pipeline, &routed, &request, path, text.bytes()).await;
         let decoded = text.into_decoded();
         let ready = Ready { arrived, request, decoded, routed, pipeline, prompt, seed };
-        Ok(Verdict::Serve(Box::new(self.bind(record, ready)?)))
+        self.take_turn(record, ready)
     }
 
     fn identity(&self, arrived: &Arrived, request: &LlmRequest) -> Identity {

@@ -68,6 +68,8 @@ pub struct Stages {
     pub route: Duration,
     /// Hashing the prompt.
     pub prompt: Duration,
+    /// Waiting for its turn.
+    pub queue: Duration,
     /// Filtering, scoring, picking, reserving.
     pub schedule: Duration,
     /// Last body byte in to reply out, without waiting.
@@ -130,6 +132,8 @@ pub struct Record {
     pub request_id: Box<str>,
     /// Who sends it.
     pub identity: Identity,
+    /// How important it is.
+    pub priority: i32,
     /// When the request headers came in.
     pub time: SystemTime,
     /// The client's model name.
@@ -177,6 +181,7 @@ impl Record {
             id,
             request_id: cut(request_id),
             identity: Identity::default(),
+            priority: 0,
             time: SystemTime::now(),
             model: Box::default(),
             target_model: None,

@@ -92,6 +92,8 @@ pub struct PoolMetrics {
     pub filters_ignored: AtomicU64,
     /// Picks of a profile that keeps sessions, by what became of the session.
     pub sessions: [AtomicU64; Outcome::ALL.len()],
+    /// Time that requests waited for their turn, those that did.
+    pub queued: Histogram,
     /// Time to first token as the picker saw it.
     pub time_to_first_token: Histogram,
 }
@@ -106,6 +108,7 @@ impl Default for PoolMetrics {
             cached_tokens: AtomicU64::default(),
             filters_ignored: AtomicU64::default(),
             sessions: Default::default(),
+            queued: Histogram::new(TTFT_BUCKETS),
             time_to_first_token: Histogram::new(TTFT_BUCKETS),
         }
     }
@@ -202,6 +205,8 @@ impl Stage {
 /// What is counted for the process.
 #[derive(Debug)]
 pub struct Metrics {
+    /// Requests that named an InferenceObjective which does not exist.
+    pub unknown_objectives: AtomicU64,
     /// Last body byte in to reply out.
     pub decision: Histogram,
     /// Each stage.
@@ -230,6 +235,7 @@ pub struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self {
+            unknown_objectives: AtomicU64::default(),
             decision: Histogram::new(FINE_BUCKETS),
             stages: std::array::from_fn(|_| Histogram::new(FINE_BUCKETS)),
             refused: ByReason::default(),

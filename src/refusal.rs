@@ -49,6 +49,12 @@ reasons! {
     BodyTooLarge = "body-too-large", 413, "invalid_request_error", None;
     /// A content-encoding that cannot be read.
     UnsupportedEncoding = "unsupported-encoding", 415, "invalid_request_error", None;
+    /// The pool is full, and requests of its priority do not wait.
+    Shed = "shed", 429, "rate_limit_error", Some("rejected-saturated");
+    /// The pool had no room in time.
+    QueueTimeout = "queue-timeout", 429, "rate_limit_error", Some("rejected-ttl-expired");
+    /// The pool is full and its queue is.
+    QueueFull = "queue-full", 429, "rate_limit_error", Some("rejected-saturated");
     /// No endpoint is there to take the request.
     NoEndpoints = "no-endpoints", 503, "service_unavailable", Some("rejected-no-endpoints");
     /// Filters left no endpoint.

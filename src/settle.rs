@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 pub use progress::{AccessLogFacts, Progress, UpstreamFacts};
 
+use crate::admission::{Bill, Permit};
 use crate::decision::{Outcome, Record, Ring};
 use crate::index::TokenIndexes;
 use crate::metrics::{Degraded, Metrics};
@@ -49,6 +50,10 @@ pub struct Closing {
     pub record: Box<Record>,
     /// The booking.
     pub leg: Option<Leg>,
+    /// Its leave to go, given back after the booking.
+    pub permit: Option<Permit>,
+    /// What its flow owes, once the leave is given back.
+    pub bill: Option<Bill>,
     /// The pool.
     pub pool: Arc<Pool>,
     /// The choice and its alternatives.
@@ -73,6 +78,15 @@ pub struct Closing {
     pub started: Instant,
     /// From the decision to the end of the response, if that was seen.
     pub lasted: Option<Duration>,
+}
+
+impl Closing {
+    /// Makes room for the next, once the booking is released.
+    fn end_turn(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            self.bill = permit.end();
+        }
+    }
 }
 
 /// Called with an endpoint when an engine says it does not serve a model.
@@ -192,6 +206,7 @@ impl Ledger {
             closing.leg = Some(leg);
             return self.park(closing, predicted, now);
         }
+        closing.end_turn();
         let waits = self.log_comes.load(Ordering::Relaxed) || closing.progress.usage().is_none();
         if waits { self.park(closing, now + WAIT_FOR_LOG, now) } else { self.conclude(closing, None) }
     }

@@ -4,6 +4,7 @@
 //! [snapshot](crate::snapshot), since the endpoint does.
 
 pub mod cache;
+pub mod capacity;
 pub mod endpoint;
 pub mod health;
 pub mod pool;

@@ -2,6 +2,7 @@
 
 mod caches;
 mod cluster;
+mod queues;
 mod tokenizing;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::Documents;
+use crate::admission::Admission;
 use crate::decide::Tokenizing;
 use crate::feed::kube::Watches;
 use crate::feed::kv_events::{EventFeed, GAP_OUTCOMES, Skip};
@@ -43,6 +45,8 @@ pub struct Sources {
     pub metrics: Arc<Metrics>,
     /// Pools and endpoints.
     pub store: Arc<Store>,
+    /// Queues.
+    pub admission: Arc<Admission>,
     /// Settled requests.
     pub ledger: Arc<Ledger>,
     /// What scrapes found out.
@@ -80,6 +84,7 @@ impl Collector for Sources {
         events(&mut encoder, &snapshot, &self.events)?;
         self.metrics.set_degraded(Degraded::KvEvents, self.events.is_degraded());
         bookings(&mut encoder, &snapshot)?;
+        queues::queues(&mut encoder, &self.metrics, &snapshot, &self.admission)?;
         reports(&mut encoder, &self.scheduler)?;
         tokens(&mut encoder, &self.metrics, &snapshot)?;
         caches::caches(&mut encoder, &self.metrics, &snapshot, &self.scheduler)?;

@@ -41,7 +41,9 @@ impl Effect {
         tokenizing.follow(snapshot.pools.iter().map(|pool| &**pool));
         admin.scraper.follow(&snapshot.endpoints);
         admin.events.follow(&snapshot.endpoints);
+        let pools = snapshot.pools.clone();
         admin.shared.decider.store.replace(snapshot);
+        admin.shared.decider.admission.follow(&pools);
         self.forget_the_gone();
     }
 

@@ -102,6 +102,7 @@ async fn offline(
     store.replace(snapshot);
     let decider = Decider {
         store: Arc::new(store),
+        admission: Arc::default(),
         scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
         tokenizing: Arc::default(),
         shared: None,

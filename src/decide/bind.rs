@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{Arrived, Body, Chunks, Decider, Served, UsageInjection};
+use crate::admission::Permit;
 use crate::decision::Record;
 use crate::metrics::Stage;
 use crate::prompt::Prepared;
@@ -40,7 +41,12 @@ pub(super) struct Ready {
 
 impl Decider {
     /// Picks and books the endpoint of a request.
-    pub(super) fn bind(&self, record: &mut Record, ready: Ready) -> Result<Served, Refusal> {
+    pub(super) fn bind(
+        &self,
+        record: &mut Record,
+        ready: Ready,
+        mut permit: Option<Permit>,
+    ) -> Result<Served, Refusal> {
         let Ready { mut arrived, request, decoded, routed, pipeline, prompt, seed } = ready;
         let began = Instant::now();
         let detail = self.detail(seed, &routed);
@@ -52,6 +58,9 @@ impl Decider {
             ..ask(&routed, &request, &prompt, seed, detail)
         };
         let picked = self.scheduler.pick(&pipeline, &routed.pool, &ask)?;
+        if let Some(permit) = &mut permit {
+            permit.bound();
+        }
         record.stages.schedule = began.elapsed();
         self.metrics.stage(Stage::Schedule, record.stages.schedule);
 
@@ -77,6 +86,7 @@ impl Decider {
             reports: Arc::clone(&pipeline.reports),
             ranked: picked.ranked,
             leg: picked.leg,
+            permit,
             head: arrived.head,
             body: arrived.body,
             decoded: is_decoded,

@@ -13,6 +13,7 @@ mod response;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
@@ -38,6 +39,11 @@ use crate::usage::{Attribute, Scanner};
 
 /// Most bytes in one piece of a body that we send: two chained full-duplex filters lose the end of larger ones.
 pub const MAX_PIECE: usize = 62_000;
+
+/// How long Envoy is asked to wait for a request that may wait for any time: `max_message_timeout` of the shipped files.
+const LONGEST_HOLD: Duration = Duration::from_secs(599);
+/// What is left of the wait for the decision itself, or for the refusal to arrive before Envoy gives up.
+const AFTER_HOLD: Duration = Duration::from_secs(1);
 
 /// The request header by which conformance tests choose endpoints: a comma list of `ip` and `ip:port`.
 const TEST_SELECTION: &str = "test-epp-endpoint-selection";
@@ -314,6 +320,13 @@ impl Exchange {
     fn too_large(&self) -> Refusal {
         let why = format!("the request body is larger than {} bytes", self.max_body);
         Refusal::new(Reason::BodyTooLarge, why)
+    }
+
+    /// The decision takes longer: the request waits for its turn. In full duplex Envoy waits as long as we do.
+    pub fn hold(&self, longest: Option<Duration>, out: &mut Outbox) {
+        if matches!(self.modes.request, BodyMode::Buffered | BodyMode::BufferedPartial) {
+            out.push_back(reply::wait(longest.unwrap_or(LONGEST_HOLD) + AFTER_HOLD));
+        }
     }
 
     /// The decision: an endpoint serves the request. Takes the body and its edits out of `served`. Refused if a body that

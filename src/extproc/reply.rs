@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
@@ -12,7 +13,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, Value};
+use envoy_types::pb::google::protobuf::{self as pb, Struct, Value};
 use smallvec::SmallVec;
 
 use super::message::{LB_NAMESPACE, OWN_NAMESPACE};
@@ -38,6 +39,12 @@ const RANKED_KEYS: [&str; 3] = ["d1", "d2", "d3"];
 /// Wraps one reply.
 pub fn message(response: Response) -> ProcessingResponse {
     ProcessingResponse { response: Some(response), ..ProcessingResponse::default() }
+}
+
+/// Asks Envoy to wait for this answer so much longer than its `message_timeout`; it does within its `max_message_timeout`.
+pub fn wait(longer: Duration) -> ProcessingResponse {
+    let longer = pb::Duration { seconds: longer.as_secs() as i64, nanos: longer.subsec_nanos() as i32 };
+    ProcessingResponse { override_message_timeout: Some(longer), ..ProcessingResponse::default() }
 }
 
 /// Goes on with request headers unchanged; the decision comes with the body.

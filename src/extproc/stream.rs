@@ -19,7 +19,8 @@ use tonic::{Status, Streaming};
 
 use super::exchange::{Exchange, Outbox, Step};
 use super::{Reply, Shared};
-use crate::decide::{Arrived, Decided, Served, Verdict};
+use crate::admission::Permit;
+use crate::decide::{Arrived, Decided, Held, Served, Verdict};
 use crate::decision::Record;
 use crate::refusal::{Reason, Refusal};
 use crate::settle::Closing;
@@ -67,6 +68,7 @@ struct Driver {
     exchange: Exchange,
     outbox: Outbox,
     deciding: Option<Pin<Box<dyn Future<Output = Decided> + Send>>>,
+    waiting: Option<Waiting>,
     timer: Option<(Timer, Pin<Box<Sleep>>)>,
     serving: Option<Serving>,
     started: Instant,
@@ -83,7 +85,20 @@ struct Driver {
 enum Timer {
     BodyIdle,
     Decision,
+    Queue,
     Prefill,
+}
+
+/// A request that waits for its turn.
+struct Waiting {
+    held: Box<Held>,
+    record: Box<Record>,
+}
+
+impl Waiting {
+    async fn turn(&mut self) -> Result<Permit, Refusal> {
+        self.held.ticket.turn().await
+    }
 }
 
 /// A request on its way to an endpoint.
@@ -95,6 +110,7 @@ struct Serving {
 enum Event {
     Message(Box<ProcessingRequest>),
     Decided(Box<Decided>),
+    Turn(Result<Permit, Refusal>),
     Timer(Timer),
     DrainOver,
     /// Envoy reset the stream, or sent a message that cannot be taken.
@@ -123,6 +139,7 @@ impl Driver {
             incoming,
             outbox: Outbox::new(),
             deciding: None,
+            waiting: None,
             timer: None,
             serving: None,
             started: now,
@@ -149,6 +166,7 @@ impl Driver {
                     self.deciding = None;
                     self.decided(*decided);
                 }
+                Event::Turn(turn) => self.turn(turn),
                 Event::Timer(timer) => self.timeout(timer),
                 Event::DrainOver => self.drain_over(),
                 Event::Failed(status) => self.failed(&status),
@@ -166,6 +184,7 @@ impl Driver {
                 None => Event::End,
             },
             decided = poll_option(self.deciding.as_mut()) => Event::Decided(Box::new(decided)),
+            turn = poll_turn(self.waiting.as_mut()) => Event::Turn(turn),
             timer = poll_timer(&mut self.timer) => Event::Timer(timer),
             () = &mut self.drain_over => Event::DrainOver,
         }
@@ -192,6 +211,7 @@ impl Driver {
             Step::ResponseHeaders => self.served_elsewhere(),
             Step::Abandon => {
                 self.deciding = None;
+                self.waiting = None;
                 self.timer = None;
                 self.shared.ledger.aborted.fetch_add(1, Ordering::Relaxed);
             }
@@ -215,6 +235,7 @@ impl Driver {
         let Decided { record, verdict } = decided;
         match verdict {
             Verdict::Serve(served) => self.serve(served, record),
+            Verdict::Wait(held) => self.wait(held, record),
             Verdict::Answer(body) => {
                 self.shared.metrics.answered.fetch_add(1, Ordering::Relaxed);
                 self.exchange.answer(body, &mut self.outbox);
@@ -226,13 +247,31 @@ impl Driver {
         }
     }
 
+    /// Lets the request wait for its turn, which takes none of the time for its decision.
+    fn wait(&mut self, held: Box<Held>, record: Box<Record>) {
+        self.exchange.hold(held.longest(), &mut self.outbox);
+        if let Some(longest) = held.longest() {
+            self.arm(Timer::Queue, Instant::now() + longest);
+        }
+        self.waiting = Some(Waiting { held, record });
+    }
+
+    fn turn(&mut self, turn: Result<Permit, Refusal>) {
+        let Some(Waiting { held, record }) = self.waiting.take() else { return };
+        let decided = match turn {
+            Ok(permit) => self.shared.decider.resume(record, *held, permit),
+            Err(refusal) => self.shared.decider.give_up(record, *held, refusal),
+        };
+        self.decided(decided);
+    }
+
     fn serve(&mut self, mut served: Box<Served>, mut record: Box<Record>) {
         let now = Instant::now();
         if let Err(refusal) = self.exchange.serve(&mut served, &record, now, &mut self.outbox) {
             self.exchange.refuse(&refusal, &mut self.outbox);
             return self.shared.ledger.refused(record, Some(&served.leg.pool), &refusal);
         }
-        record.stages.decision = now.duration_since(self.complete);
+        record.stages.decision = now.duration_since(self.complete).saturating_sub(record.stages.queue);
         self.shared.metrics.decision.observe(record.stages.decision.as_secs_f64());
         served.leg.member.picks.fetch_add(1, Ordering::Relaxed);
         let endpoint = &served.leg.member.endpoint;
@@ -247,6 +286,10 @@ impl Driver {
         self.timer = None;
         let refusal = match timer {
             Timer::Prefill => return self.prefill_done(),
+            Timer::Queue => match &self.waiting {
+                Some(waiting) => waiting.held.ticket.expired(),
+                None => return,
+            },
             Timer::BodyIdle => {
                 let limit = self.shared.body_idle_timeout;
                 Refusal::new(Reason::BodyTimeout, format!("no more of the request body came for {limit:?}"))
@@ -284,8 +327,11 @@ impl Driver {
         self.refuse_early(&refusal.retry_after(Duration::from_secs(1)));
     }
 
-    /// Refuses a request of which no decision tells more.
+    /// Refuses a request before it is decided.
     fn refuse_early(&mut self, refusal: &Refusal) {
+        if self.waiting.is_some() {
+            return self.turn(Err(refusal.clone()));
+        }
         self.timer = None;
         self.deciding = None;
         let mut record =
@@ -331,6 +377,7 @@ impl Driver {
     /// The answer to a request on which we failed; its booking is released and it is counted once, as refused.
     fn after_panic(&mut self) -> ProcessingResponse {
         self.serving = None;
+        self.waiting = None;
         let refusal = Refusal::new(Reason::Internal, "the picker failed on this request");
         self.refuse_early(&refusal);
         self.outbox.pop_front().unwrap_or_else(|| super::reply::refused(&refusal))
@@ -346,11 +393,13 @@ impl Drop for Driver {
         }
         let Some(Serving { served, record }) = self.serving.take() else { return };
         self.exchange.note_scanned();
-        let Served { ranked, leg, stream, answers, forecast, sessions, .. } = *served;
+        let Served { ranked, leg, permit, stream, answers, forecast, sessions, .. } = *served;
         let booked = record.legs.first();
         self.shared.ledger.close(Closing {
             pool: Arc::clone(&leg.pool),
             leg: Some(leg),
+            permit,
+            bill: None,
             ranked,
             progress: std::mem::take(&mut self.exchange.progress),
             stream,
@@ -370,6 +419,13 @@ impl Drop for Driver {
 async fn poll_option<F: Future + Unpin>(future: Option<F>) -> F::Output {
     match future {
         Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn poll_turn(waiting: Option<&mut Waiting>) -> Result<Permit, Refusal> {
+    match waiting {
+        Some(waiting) => waiting.turn().await,
         None => std::future::pending().await,
     }
 }
@@ -403,6 +459,7 @@ mod tests {
         Arc::new(Shared {
             decider: Decider {
                 store: Arc::default(),
+                admission: Arc::default(),
                 scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), Duration::from_secs(2))),
                 tokenizing: Arc::default(),
                 shared: None,

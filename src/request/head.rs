@@ -1,5 +1,7 @@
 //! The headers of a request, as far as a decision looks at them.
 
+use std::time::Duration;
+
 /// Request headers with lower-case names, in the order they came.
 #[derive(Clone, Default)]
 pub struct Head {
@@ -34,19 +36,23 @@ pub const HINTS: [&str; 7] = [
     "x-session-id",
 ];
 
+/// Times to the first token that clients ask for, in milliseconds. New name first.
+const FIRST_TOKEN_GOALS: [&str; 2] = ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"];
+
 /// Hints that name other people's rights: obeyed only with `--trust-hints`, removed always. New name first, old alias next.
-pub const PRIVILEGED: [&str; 6] = [
-    MODEL_REWRITE,
-    "x-gateway-model-name-rewrite",
-    "x-llm-d-inference-objective",
-    "x-gateway-inference-objective",
-    "x-llm-d-inference-fairness-id",
-    "x-gateway-inference-fairness-id",
-];
+pub const PRIVILEGED: [&str; 6] =
+    [MODEL_REWRITE, MODEL_REWRITE_ALIAS, OBJECTIVES[0], OBJECTIVES[1], FAIRNESS_IDS[0], FAIRNESS_IDS[1]];
+
+/// Names the InferenceObjective of a request.
+const OBJECTIVES: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
+/// Names whose turn a request takes.
+const FAIRNESS_IDS: [&str; 2] = ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"];
 
 /// Forces the target model's name.
 pub const MODEL_REWRITE: &str = "x-llm-d-model-name-rewrite";
 const MODEL_REWRITE_ALIAS: &str = "x-gateway-model-name-rewrite";
+/// Milliseconds of the longest goal that means anything: a day.
+const LONGEST_GOAL: u64 = 86_400_000;
 const OWN_PREFIX: &str = "x-pilotfish-";
 
 /// Whether only we and Envoy may set the header of that lower-case name.
@@ -120,6 +126,27 @@ impl Head {
     pub fn model_rewrite(&self) -> Option<&str> {
         let found = self.get(MODEL_REWRITE).or_else(|| self.get(MODEL_REWRITE_ALIAS));
         found.filter(|name| !name.trim().is_empty())
+    }
+
+    /// The InferenceObjective that a trusted caller names; of several the first.
+    pub fn objective(&self) -> Option<&str> {
+        self.first_of(&OBJECTIVES)
+    }
+
+    /// Whose turn the request takes, as a trusted caller says.
+    pub fn fairness_id(&self) -> Option<&str> {
+        self.first_of(&FAIRNESS_IDS)
+    }
+
+    /// The time to the first token that the client asks for.
+    pub fn first_token_goal(&self) -> Option<Duration> {
+        let millis: u64 = self.first_of(&FIRST_TOKEN_GOALS)?.parse().ok()?;
+        Some(Duration::from_millis(millis.min(LONGEST_GOAL)))
+    }
+
+    /// The first value that is not blank, of the first of these headers that has one.
+    fn first_of(&self, names: &[&str]) -> Option<&str> {
+        names.iter().find_map(|name| self.get(name).map(str::trim).filter(|value| !value.is_empty()))
     }
 
     /// Whether the client wants an answer only from an endpoint that holds some of its prompt (`prefer: if-available`).

@@ -16,6 +16,7 @@ impl Ledger {
     /// Settles a request with all that is known of it.
     pub(super) fn conclude(&self, mut closing: Closing, facts: Option<&AccessLogFacts>) {
         closing.leg = None;
+        closing.end_turn();
         let progress = &closing.progress;
         let status =
             Some(progress.status).filter(|status| *status > 0).or(facts.map(|f| f.status)).unwrap_or(0);
@@ -70,6 +71,14 @@ impl Ledger {
             }
         }
 
+        if let Some(mut bill) = closing.bill.take() {
+            if let Some((usage, _)) = usage {
+                bill.used(usage.prompt, usage.completion);
+            }
+            if outcome == Outcome::Complete {
+                bill.completed();
+            }
+        }
         let mut record = closing.record;
         record.status = status;
         record.attempts = attempts;

@@ -40,6 +40,7 @@ pub fn served(record: &Record) {
         parse_ms = millis(stages.parse),
         route_ms = millis(stages.route),
         prompt_ms = millis(stages.prompt),
+        queue_ms = millis(stages.queue),
         schedule_ms = millis(stages.schedule),
         decision_ms = millis(stages.decision),
         first_token_ms = stages.first_token.map(millis),
@@ -60,6 +61,7 @@ pub fn refusal(record: &Record, refusal: &Refusal) {
         pool = record.pool.as_deref(),
         status = record.status,
         reason = refusal.reason.name(),
+        queue_ms = record.stages.queue.as_secs_f64() * 1e3,
         why = &*refusal.message,
         "refused"
     );

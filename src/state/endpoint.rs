@@ -12,6 +12,7 @@ use arc_swap::ArcSwapOption;
 
 use super::ObjectName;
 use super::cache::CacheKnowledge;
+use super::capacity::Capacity;
 use super::health::Health;
 use super::rates::{Rates, Speed};
 use super::seat::Seat;
@@ -138,6 +139,8 @@ pub struct Live {
     pub reported_cached_tokens: AtomicU64,
     /// How fast it has been.
     pub rates: Rates,
+    /// How many requests it runs at once.
+    pub capacity: Capacity,
     /// How far what is believed of its cache can be believed.
     pub cache: CacheKnowledge,
     seat: Seat,

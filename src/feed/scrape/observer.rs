@@ -165,6 +165,7 @@ impl Observer {
         endpoint.health.restarted();
         endpoint.health.set_asleep(false);
         endpoint.signals.forget_all();
+        endpoint.capacity.forget();
         endpoint.active_adapters.store(None);
         (self.prompt_tokens, self.output_tokens, self.flat_since) = (None, None, None);
         self.means.iter_mut().for_each(Means::reset);
@@ -217,7 +218,10 @@ impl Observer {
                 What::PromptTokens | What::OutputTokens => {}
             }
         }
-        set(SignalKind::Foreign, running.zip(waiting).map(|(r, w)| (r + w - own as f64).max(0.0)));
+        if let (Some(running), Some(waiting)) = (running, waiting) {
+            set(SignalKind::Foreign, Some((running + waiting - own as f64).max(0.0)));
+            endpoint.capacity.observe(running, waiting, (running + waiting).max(own as f64));
+        }
     }
 
     fn follow_progress(&mut self, endpoint: &Endpoint, reading: &Reading<'_>, page: Page<'_>) {
