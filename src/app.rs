@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::{Admin, Documents, exposition};
-use crate::admission::{Admission, QueueSettings};
+use crate::admission::Admission;
 use crate::args::{DebugAccess, ServeArgs};
 use crate::decide::{Decider, Settings};
 use crate::decision::Ring;
@@ -89,8 +89,9 @@ impl App {
         let tls = certificates::start(&args, &metrics, &stop, &tasks)?;
         let webhook_tls = certificates::of_webhook(&args, &metrics, &stop, &tasks)?;
 
-        let feeds::FirstConfig { pipeline, tokenizers, problems: config_problems } =
-            feeds::first_config(&args, extra_plugins)?;
+        let queue = Arc::new(feeds::queue_of_environment()?);
+        let feeds::FirstConfig { pipeline, tokenizers, queue: queue_settings, problems: config_problems } =
+            feeds::first_config(&args, extra_plugins, &queue)?;
         effect::report("the scheduler configuration", &config_problems);
         let settings = settings(&args, &replica)?;
         feeds::tell_of_tokens(&settings.session_key, None, &pipeline);
@@ -98,7 +99,7 @@ impl App {
         let tokenizing = Arc::new(feeds::tokenizing(&args, &renderer, tokenizers)?);
         let tokens = Arc::new(TokenIndexes::default());
         let scheduler = Arc::new(Scheduler::new(pipeline, Arc::clone(&tokens), args.staleness));
-        let admission = Arc::new(Admission::new(QueueSettings::default(), args.staleness));
+        let admission = Arc::new(Admission::new(queue_settings, args.staleness));
         let events = EventFeed::new(tokens);
         let scraper = feeds::scraper(&args, &scheduler, &events);
         let ledger = Arc::new(Ledger::new(
@@ -170,7 +171,7 @@ impl App {
                 cluster::start(config, cluster::scope(&args), &admin, &watches, &stop, &tasks)?;
             }
         }
-        feeds::follow_config(&args, extra_plugins, &admin, &stop, &tasks);
+        feeds::follow_config(&args, extra_plugins, &queue, &admin, &stop, &tasks);
         admin.readiness.release(readiness::START);
         let (stop, closing) = (stopping.disarm(), closed.disarm());
         Ok(Self { bound, admin, args, closing, stop, grpc, tasks })

@@ -17,8 +17,8 @@ pub use engine::EngineArgs;
 pub use relay::{EventEngine, RelayArgs};
 pub use secret::Secret;
 pub use serve::{
-    AcceptedArgs, DebugAccess, KubernetesArgs, LimitArgs, LogArgs, LogFormat, PoolPort, PortArgs, Selector,
-    ServeArgs, TargetPorts, TlsArgs, TlsVersion, WebhookArgs, ZapLevel,
+    AcceptedArgs, AdmissionArgs, DebugAccess, KubernetesArgs, LimitArgs, LogArgs, LogFormat, PoolPort,
+    PortArgs, Selector, ServeArgs, Switch, TargetPorts, TlsArgs, TlsVersion, WebhookArgs, ZapLevel,
 };
 
 /// Picks, for every LLM request that passes through Envoy, the inference endpoint that should serve it.

@@ -55,6 +55,7 @@ fn check(args: &CheckArgs, extra_plugins: &[&Kind]) -> ExitCode {
             allow_unsupported: args.allow_unsupported,
             shared_index: args.redis_url.is_some(),
             extra_plugins,
+            queue: None,
         },
     };
     let report = check::check(args.resources.as_deref(), args.config.as_deref(), &options);

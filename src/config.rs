@@ -5,9 +5,12 @@
 
 mod config_map;
 mod endpoint_picker;
+mod flow_control;
 mod kthena;
+pub mod kthena_env;
 mod listed;
 mod llm_d;
+mod queue;
 mod sessions;
 #[cfg(test)]
 mod tests;
@@ -19,6 +22,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::admission::QueueSettings;
 use crate::document::{Node, Place, Problem, Problems, Severity, Yaml, nearest};
 use crate::plugins::{PLUGINS, pick_max_score, pick_weighted_random};
 use crate::schedule::pipeline::{Part, Pipeline, PipelineError};
@@ -35,6 +39,15 @@ pub struct Options<'a> {
     pub shared_index: bool,
     /// Plugin types of a binary of one's own, found before the built-in ones.
     pub extra_plugins: &'a [&'a Kind],
+    /// What queues go by where the file says nothing else.
+    pub queue: Option<&'a QueueSettings>,
+}
+
+impl<'a> Options<'a> {
+    /// The same, with what queues go by where a file says nothing else.
+    pub fn with(self, queue: &'a QueueSettings) -> Self {
+        Self { queue: Some(queue), ..self }
+    }
 }
 
 /// What a configuration means, and what is wrong with it.
@@ -44,6 +57,8 @@ pub struct Read {
     pub pipeline: Option<Pipeline>,
     /// Where models' tokenizers are, without those that are in error.
     pub tokenizers: TokenizerSettings,
+    /// What queues go by.
+    pub queue: QueueSettings,
     /// Problems in the order of lines.
     pub problems: Vec<Problem>,
 }
@@ -52,8 +67,12 @@ pub struct Read {
 /// still cut in the same way.
 pub fn read(file: &Path, text: Arc<str>, options: &Options<'_>, previous: Option<&Pipeline>) -> Read {
     let documents = Node::parse(&text);
-    let mut reader =
-        Reader { problems: Problems::new(file, text), options, tokenizers: TokenizerSettings::default() };
+    let mut reader = Reader {
+        problems: Problems::new(file, text),
+        options,
+        tokenizers: TokenizerSettings::default(),
+        queue: options.queue.cloned().unwrap_or_default(),
+    };
     let planned = match documents {
         Err(error) => {
             reader.problems.error(error.place, error.message, None);
@@ -63,10 +82,10 @@ pub fn read(file: &Path, text: Arc<str>, options: &Options<'_>, previous: Option
     };
     let pipeline = planned.and_then(|planned| reader.assemble(planned, previous));
     let pipeline = pipeline.filter(|_| !reader.is_wrong());
-    let Reader { problems, tokenizers, .. } = reader;
+    let Reader { problems, tokenizers, queue, .. } = reader;
     let mut problems = problems.found;
     problems.sort_by_key(|problem| (problem.line, problem.column));
-    Read { pipeline, tokenizers, problems }
+    Read { pipeline, tokenizers, queue, problems }
 }
 
 /// What a pipeline does, as JSON for people: profile, filters in order, scorers with weights, picker, and how prompts are
@@ -106,6 +125,7 @@ struct Reader<'a> {
     problems: Problems,
     options: &'a Options<'a>,
     tokenizers: TokenizerSettings,
+    queue: QueueSettings,
 }
 
 impl Reader<'_> {

@@ -15,6 +15,7 @@ pub mod model_server;
 pub mod name;
 pub mod object;
 pub mod pod;
+pub mod quantity;
 pub mod status;
 pub mod tokenizer;
 

@@ -45,6 +45,7 @@ mod kit {
 /// One test for every case of `tests/data/cases`.
 mod cases {
     mod encodings;
+    mod fairness;
     mod hashing;
     mod kubernetes;
     mod kv_events;
@@ -69,6 +70,7 @@ mod feeds {
 /// What an ext_proc client of llm-d's kind sees.
 mod extproc {
     mod pools;
+    mod queues;
     mod reports;
     mod rewrites;
     mod sessions;
@@ -90,6 +92,7 @@ mod envoy {
     mod failures;
     mod forgery;
     mod outage;
+    mod queues;
     mod reservations;
     mod retries;
     mod rungs;

@@ -174,9 +174,10 @@ impl<T> FairQueue<T> {
 
     /// A request that left has cost this much.
     pub fn settle(&mut self, charged: Charged, cost: u64) {
-        if let Some(band) = self.bands.get_mut(&Reverse(charged.priority)) {
-            band.settle(&charged.flow, charged.weight, charged.cost, cost);
-            self.tidy(charged.priority);
+        let Charged { priority, flow, weight, cost: predicted } = charged;
+        if let Some(band) = self.bands.get_mut(&Reverse(priority)) {
+            band.settle(&flow, weight, predicted, cost);
+            self.tidy(priority);
         }
     }
 

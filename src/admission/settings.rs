@@ -65,8 +65,8 @@ impl Default for Ceilings {
 /// What queues go by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueSettings {
-    /// Whether requests wait at all.
-    pub enabled: bool,
+    /// Whether requests wait for room; else they go on in any case, but those below priority 0.
+    pub waits: bool,
     /// What shares turns.
     pub share_by: ShareBy,
     /// The order inside a flow.
@@ -103,7 +103,7 @@ impl Default for QueueSettings {
     /// Times and sizes are those of llm-d, weights of tokens those of Kthena.
     fn default() -> Self {
         Self {
-            enabled: true,
+            waits: true,
             share_by: ShareBy::default(),
             order: Order::default(),
             token_weights: (1.0, 2.0),

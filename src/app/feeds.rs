@@ -10,7 +10,8 @@ use tokio_util::task::TaskTracker;
 
 use super::effect::{Effect, report};
 use crate::admin::Admin;
-use crate::args::ServeArgs;
+use crate::admission::QueueSettings;
+use crate::args::{AdmissionArgs, ServeArgs};
 use crate::config::{self, TokenizerSettings};
 use crate::decide::{Tokenizing, Wait};
 use crate::document::Problem;
@@ -38,12 +39,28 @@ pub struct FirstConfig {
     pub pipeline: Pipeline,
     /// Where tokenizers are.
     pub tokenizers: Arc<TokenizerSettings>,
+    /// What queues go by.
+    pub queue: QueueSettings,
     /// What is wrong with it.
     pub problems: Vec<Problem>,
 }
 
+/// What queues go by before any configuration is read: what Kthena's environment variables say.
+pub fn queue_of_environment() -> Result<QueueSettings> {
+    let mut queue = QueueSettings::default();
+    let notes = config::kthena_env::apply(&mut queue, |name| std::env::var(name).ok())?;
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+    Ok(queue)
+}
+
 /// The configuration to start with. Errors end the start: there is no last good.
-pub fn first_config(args: &ServeArgs, extra: &'static [&'static Kind]) -> Result<FirstConfig> {
+pub fn first_config(
+    args: &ServeArgs,
+    extra: &'static [&'static Kind],
+    queue: &Arc<QueueSettings>,
+) -> Result<FirstConfig> {
     let (name, text) = match (&args.config, &args.config_text) {
         (Some(path), _) => {
             (path.clone(), file::text_of(path).map_err(|why| anyhow::anyhow!("{}: {why}", path.display()))?)
@@ -51,14 +68,18 @@ pub fn first_config(args: &ServeArgs, extra: &'static [&'static Kind]) -> Result
         (None, Some(text)) => (PathBuf::from(CONFIG_TEXT), text.as_str().into()),
         (None, None) => {
             let pipeline = Pipeline::assemble("default", crate::plugins::default_parts(), None)?;
-            return Ok(FirstConfig { pipeline, tokenizers: Arc::default(), problems: Vec::new() });
+            let queue = args.admission.over(QueueSettings::clone(queue));
+            return Ok(FirstConfig { pipeline, tokenizers: Arc::default(), queue, problems: Vec::new() });
         }
     };
-    let read = config::read(&name, text, &options(args, extra), None);
+    let read = config::read(&name, text, &options(args, extra).with(queue), None);
     match read.pipeline {
-        Some(pipeline) => {
-            Ok(FirstConfig { pipeline, tokenizers: Arc::new(read.tokenizers), problems: read.problems })
-        }
+        Some(pipeline) => Ok(FirstConfig {
+            pipeline,
+            tokenizers: Arc::new(read.tokenizers),
+            queue: args.admission.over(read.queue),
+            problems: read.problems,
+        }),
         None => bail!("the scheduler configuration cannot be used:\n{}", listed(&read.problems)),
     }
 }
@@ -68,6 +89,7 @@ fn options(args: &ServeArgs, extra: &'static [&'static Kind]) -> config::Options
         allow_unsupported: args.allow_unsupported,
         shared_index: args.redis_url.is_some(),
         extra_plugins: extra,
+        queue: None,
     }
 }
 
@@ -168,13 +190,21 @@ pub fn follow_files(
 pub fn follow_config(
     args: &ServeArgs,
     extra: &'static [&'static Kind],
+    queue: &Arc<QueueSettings>,
     admin: &Arc<Admin>,
     stop: &CancellationToken,
     tasks: &TaskTracker,
 ) {
     if let Some(path) = args.config.clone() {
         let watch = Watch::new(&path, Timing::default());
-        let follow = reload_when_changed(path, watch, options(args, extra), Arc::clone(admin));
+        let reload = Reload {
+            path,
+            options: options(args, extra),
+            queue: Arc::clone(queue),
+            flags: args.admission.clone(),
+            admin: Arc::clone(admin),
+        };
+        let follow = reload_when_changed(reload, watch);
         tasks.spawn(until_stopped(stop.clone(), follow));
     }
 }
@@ -222,19 +252,25 @@ async fn follow_resources(mut feed: ResourceFeed, mut watch: Watch, admin: Arc<A
     }
 }
 
-async fn reload_when_changed(
+/// How the scheduler configuration is read again.
+struct Reload {
     path: PathBuf,
-    mut watch: Watch,
     options: config::Options<'static>,
+    /// What queues go by where the file says nothing.
+    queue: Arc<QueueSettings>,
+    flags: AdmissionArgs,
     admin: Arc<Admin>,
-) {
+}
+
+async fn reload_when_changed(reload: Reload, mut watch: Watch) {
     loop {
         watch.changed().await;
-        reload_config(&path, &options, &admin);
+        reload_config(&reload);
     }
 }
 
-fn reload_config(path: &Path, options: &config::Options<'_>, admin: &Admin) {
+fn reload_config(reload: &Reload) {
+    let Reload { path, options, queue, flags, admin } = reload;
     let text = match file::text_of(path) {
         Ok(text) => text,
         Err(why) => {
@@ -244,7 +280,7 @@ fn reload_config(path: &Path, options: &config::Options<'_>, admin: &Admin) {
         }
     };
     let scheduler = &admin.shared.decider.scheduler;
-    let read = config::read(path, text, options, Some(&scheduler.pipeline()));
+    let read = config::read(path, text, &options.with(queue), Some(&scheduler.pipeline()));
     report("the scheduler configuration", &read.problems);
     admin.shared.metrics.set_degraded(Degraded::Config, read.pipeline.is_none());
     match read.pipeline {
@@ -252,6 +288,7 @@ fn reload_config(path: &Path, options: &config::Options<'_>, admin: &Admin) {
             let key = &admin.shared.decider.settings.session_key;
             tell_of_tokens(key, Some(&scheduler.pipeline()), &pipeline);
             scheduler.replace(pipeline);
+            admin.shared.decider.admission.replace(flags.over(read.queue));
             let tokenizing = &admin.shared.decider.tokenizing;
             tokenizing.sources.store(Arc::new(read.tokenizers));
             tokenizing.follow(admin.shared.decider.store.load().pools.iter().map(|pool| &**pool));

@@ -17,7 +17,7 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Parser, ValueEnum};
 
 pub use accepted::AcceptedArgs;
-pub use admission::AdmissionArgs;
+pub use admission::{AdmissionArgs, Switch};
 pub use kubernetes::{KubernetesArgs, Selector, TargetPorts};
 pub use limits::LimitArgs;
 pub use log::{LogArgs, LogFormat, ZapLevel};

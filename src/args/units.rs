@@ -1,27 +1,13 @@
 //! Sizes, durations and pairs on the command line.
 
-use crate::resources::name;
+use crate::resources::{name, quantity};
 use std::time::Duration;
 
 /// `64Mi`, `1Gi`, `1500000`.
 pub fn bytes(text: &str) -> Result<usize, String> {
-    let (digits, factor) = match text.find(|c: char| !c.is_ascii_digit()) {
-        None => (text, 1),
-        Some(at) => {
-            let factor = match &text[at..] {
-                "Ki" => 1 << 10,
-                "Mi" => 1 << 20,
-                "Gi" => 1 << 30,
-                "k" => 1_000,
-                "M" => 1_000_000,
-                "G" => 1_000_000_000,
-                other => return Err(format!("unknown unit `{other}`: use Ki, Mi, Gi or none")),
-            };
-            (&text[..at], factor)
-        }
-    };
-    let number: usize = digits.parse().map_err(|_| "write a number of bytes, such as 64Mi".to_owned())?;
-    number.checked_mul(factor).ok_or_else(|| "too large".to_owned())
+    quantity::parse(text)
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .ok_or_else(|| "write a number of bytes, such as 64Mi".to_owned())
 }
 
 /// `30s`, `200ms`, `5m`.

@@ -2,7 +2,7 @@
 
 use super::listed::Listed;
 use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER};
-use super::{Planned, Reader, did_you_mean, sessions, tokenizers, unserved};
+use super::{Planned, Reader, did_you_mean, flow_control, queue, sessions, tokenizers, unserved};
 use crate::document::{Node, Place, typed};
 use crate::plugins;
 use crate::plugins::score_prefix_match::{self, Config as Match, Source};
@@ -17,10 +17,11 @@ const VERSIONS: [&str; 3] =
     ["pilotfish.dev/v1alpha1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1"];
 
 /// Members that something here serves.
-const MEMBERS: [&str; 6] =
-    ["apiVersion", "kind", "plugins", "schedulingProfiles", "featureGates", "tokenizers"];
+const MEMBERS: [&str; 7] =
+    ["apiVersion", "kind", "plugins", "schedulingProfiles", "featureGates", "tokenizers", "queue"];
 
-const GATES: [&str; 2] = ["flowControl", "haPopulateNonLeaderDatastore"];
+const GATES: [&str; 2] = [QUEUES, "haPopulateNonLeaderDatastore"];
+const QUEUES: &str = "flowControl";
 
 /// A listed plugin that can take part.
 struct Ready<'n> {
@@ -47,10 +48,13 @@ pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
     let members: Vec<&str> = MEMBERS.into_iter().chain(unserved::names()).collect();
     reader.members(node, "the configuration", &members);
     version(reader, node);
-    feature_gates(reader, node);
+    let queues = feature_gates(reader, node);
     tokenizers::section(reader, node);
     let listed = Listed::all(reader, node);
     unserved::report(reader, node, &listed);
+    unserved::check(reader, node, &listed);
+    flow_control::lower(reader, node, queues, &listed);
+    queue::section(reader, node);
     let serving = serving_profile(&listed);
     let ready = ready(reader, listed);
     let profiles = reader.list(node, "schedulingProfiles");
@@ -83,7 +87,9 @@ fn version(reader: &mut Reader<'_>, node: &Node) {
     }
 }
 
-fn feature_gates(reader: &mut Reader<'_>, node: &Node) {
+/// What is said of `flowControl`.
+fn feature_gates(reader: &mut Reader<'_>, node: &Node) -> Option<bool> {
+    let mut queues = None;
     for gate in reader.list(node, "featureGates") {
         let text = gate.as_str().unwrap_or_default();
         let (name, on) = text.split_once('=').unwrap_or((text, "true"));
@@ -93,11 +99,14 @@ fn feature_gates(reader: &mut Reader<'_>, node: &Node) {
         } else if !["true", "false"].contains(&on) {
             let message = format!("feature gate `{name}` is true or false, not `{on}`");
             reader.problems.error(gate.place, message, None);
+        } else if name == QUEUES {
+            queues = Some(on == "true");
         } else if on == "true" {
             let message = format!("feature gate `{name}` has no effect in this version");
             reader.problems.warning(gate.place, message, None);
         }
     }
+    queues
 }
 
 fn ready<'n>(reader: &mut Reader<'_>, listed: Vec<Listed<'n>>) -> Vec<Ready<'n>> {
@@ -124,6 +133,7 @@ fn build(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) -> Optio
             sessions::producer(reader, one, all);
             return None;
         }
+        policy if flow_control::is_policy(policy) => return None,
         _ => {}
     }
     let type_name = llm_d::alias(one.type_name).unwrap_or(one.type_name);

@@ -1,5 +1,6 @@
 //! The plugin types of llm-d that have no counterpart among ours, and what becomes of them.
 
+use super::flow_control::POLICIES;
 use super::sessions::{AGENT_IDENTITY, SESSION_ID};
 
 /// What naming an llm-d type means here.
@@ -49,9 +50,6 @@ const IGNORED: &[&str] = &[
     "models-data-extractor",
     "endpoint-notification-source",
     "k8s-notification-source",
-    "fcfs-ordering-policy",
-    "global-strict-fairness-policy",
-    "static-usage-limit-policy",
 ];
 
 const LACKING: &[&str] = &[
@@ -68,8 +66,6 @@ const LACKING: &[&str] = &[
     "prefix-cache-affinity-filter",
     "slo-headroom-tier-filter",
     "context-length-aware",
-    "utilization-detector",
-    "concurrency-detector",
     "header-based-testing-filter",
     "load-aware-scorer",
     "token-load-scorer",
@@ -106,11 +102,6 @@ const LACKING: &[&str] = &[
     "latency-slo-admitter",
     "probabilistic-admitter",
     "destination-endpoint-served-verifier",
-    "round-robin-fairness-policy",
-    "program-aware-fairness",
-    "edf-ordering-policy",
-    "slo-deadline-ordering-policy",
-    "priority-holdback-policy",
     "soft-reflective-ceiling-policy",
     "sheddable-eviction-filter",
     "priority-then-time-eviction-order-policy",
@@ -125,7 +116,12 @@ pub fn known(name: &str) -> Option<Known> {
 
 /// Every type above, to find the nearest of a name.
 pub fn names() -> Vec<&'static str> {
-    let lists =
-        [BUILT_IN, IGNORED, LACKING, &[PREFIX_CACHE_SCORER, APPROXIMATE_PREFIX, SESSION_ID, AGENT_IDENTITY]];
+    let lists = [
+        BUILT_IN,
+        IGNORED,
+        LACKING,
+        &POLICIES,
+        &[PREFIX_CACHE_SCORER, APPROXIMATE_PREFIX, SESSION_ID, AGENT_IDENTITY],
+    ];
     lists.into_iter().flatten().copied().collect()
 }

@@ -2,7 +2,11 @@
 
 mod problems;
 
+use std::time::Duration;
+
 use super::*;
+use crate::admission::fairness::Bound;
+use crate::admission::settings::{Order, ShareBy};
 use crate::plugins;
 use rstest::rstest;
 
@@ -352,4 +356,91 @@ fn sessions_are_kept_after_every_other_filter_wherever_they_are_listed() {
     let pipeline = strict(&picker_config(listed)).pipeline.unwrap();
     let filters: Vec<&str> = pipeline.profile.filters.iter().map(|filter| &*filter.name).collect();
     assert_eq!(filters, ["subset", "lora-affinity", "health", "session-affinity-filter"]);
+}
+
+#[test]
+fn llm_ds_flow_control_becomes_bands_bounds_and_thresholds() {
+    let read = strict(&picker_config(
+        "featureGates: [flowControl]
+plugins:
+- {type: queue-scorer}
+- {type: round-robin-fairness-policy}
+- {type: slo-deadline-ordering-policy, name: slo}
+- {type: priority-holdback-policy, parameters: {minCeiling: 0.5}}
+- {type: concurrency-detector, parameters: {maxConcurrency: 132, concurrencyMode: hybrid}}
+flowControl:
+  saturationDetector: {pluginRef: concurrency-detector}
+  maxBytes: 10Gi
+  maxRequests: 1k
+  defaultRequestTTL: 30s
+  noEndpointRequestTTL: 2m
+  defaultPriorityBand: {maxRequests: 40, fairnessPolicyRef: round-robin-fairness-policy, orderingPolicyRef: slo}
+  defaultNegativePriorityBand: {maxRequests: 7}
+  priorityBands:
+  - {priority: 100, maxRequests: '500', maxBytes: 1Mi}
+  - {priority: -10, maxRequests: 50}
+  usageLimitPolicyPluginRef: priority-holdback-policy
+",
+    ));
+    assert_eq!(shown(&read), [""; 0]);
+    let queue = &read.queue;
+    assert_eq!(queue.all, Bound { requests: 1_000, bytes: 10 << 30 });
+    let bound = |priority| queue.bound(priority).map(|bound| (bound.requests, bound.bytes));
+    assert_eq!(bound(0), Some((40, 1_000_000_000)));
+    assert_eq!(bound(100), Some((500, 1 << 20)));
+    assert_eq!(bound(-10), Some((50, 1_000_000_000)));
+    assert_eq!(bound(-1), Some((7, 1_000_000_000)));
+    assert_eq!((queue.timeout, queue.hold), (Some(Duration::from_secs(30)), Duration::from_mins(2)));
+    assert_eq!((queue.share_by, &queue.order), (ShareBy::Requests, &Order::Deadline));
+    assert_eq!((queue.ceiling(100), queue.ceiling(-10)), (1.0, 0.5));
+    let full = queue.saturation;
+    assert_eq!((full.most_requests, full.most_tokens), (Some(132.0), Some(1e6)));
+}
+
+#[test]
+fn the_gate_of_flow_control_says_whether_requests_wait_and_no_gate_leaves_it_as_it_is() {
+    let queue = |rest: &str| strict(&picker_config(rest)).queue;
+    assert_eq!(queue(""), QueueSettings::default());
+    assert!(!queue("featureGates: [flowControl=false]\n").waits);
+    let on = queue("featureGates: [flowControl]\n");
+    assert_eq!((on.waits, on.hold), (true, Duration::from_mins(1)));
+    assert!(on.sheddable.is_some(), "low bands wait there");
+    let detector = "plugins: [{type: utilization-detector, parameters: {queueDepthThreshold: 9, kvCacheUtilThreshold: 0.7}}]\n";
+    for section in ["saturationDetector", "flowControl: {saturationDetector"] {
+        let end = if section.contains('{') { "}" } else { "" };
+        let read = strict(&picker_config(&format!(
+            "{detector}{section}: {{pluginRef: utilization-detector}}{end}\n"
+        )));
+        assert!(shown(&read).iter().all(|line| !line.contains("saturation")), "{:?}", shown(&read));
+        let full = read.queue.saturation;
+        assert_eq!((full.queue_depth, full.kv_usage), (9.0, 0.7));
+    }
+}
+
+#[test]
+fn the_queue_section_changes_what_it_names() {
+    let read = strict(&picker_config(
+        "queue:
+  shareBy: tokens
+  order: session
+  session: {header: X-Chat, headStart: 3s}
+  outputTokenWeight: 4
+  weights: {alice: 3, bob: 0.5}
+  maxConcurrent: 9
+  maxPerSecond: 2.5
+  endpointQueueDepth: 2
+  endpointMaxRequests: 8
+",
+    ));
+    assert!(shown(&read).iter().all(|line| !line.contains("error")), "{:?}", shown(&read));
+    let queue = read.queue;
+    let weights = [Some("alice"), Some("bob"), Some("carol"), None].map(|name| queue.weight(name));
+    assert_eq!(weights, [3_000, 500, 1_000, 1_000]);
+    assert_eq!(
+        (queue.token_weights, queue.most_at_once, queue.most_per_second),
+        ((1.0, 4.0), Some(9), Some(2.5))
+    );
+    assert_eq!((queue.saturation.queue_depth, queue.saturation.most_requests), (2.0, Some(8.0)));
+    let order = Order::Session { header: "x-chat".into(), boost: Duration::from_secs(3), sessions: 4_096 };
+    assert_eq!(queue.order, order);
 }

@@ -18,6 +18,10 @@ struct Crowd {
     body_bytes: usize,
 }
 
+/// One request of a pool at a time; the others wait.
+const ONE_AT_A_TIME: &str =
+    "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nqueue: {maxConcurrent: 1}\n";
+
 const ANSWER_TOKENS: f64 = 16.0;
 /// PRO-10: bytes that all bodies together may hold.
 const TOTAL: usize = 64 << 20;
@@ -116,8 +120,21 @@ async fn pro_09_every_end_of_a_request_gives_back_what_it_booked() {
                 booked(0.0, 0.0, 0.0).await;
                 crowd.end().await;
             }
-            // Nothing queues yet.
-            "cancel while queued for fairness/saturation" => continue,
+            "cancel while queued for fairness/saturation" => {
+                let picker = Picker::with(&pods(&case["pods"])).config(ONE_AT_A_TIME).start().await;
+                let first = Crowd::decided(&picker, 1).await;
+                let crowd = Crowd::of(&picker, n, |body| chat(body).to_vec()).await;
+                picker.until(row, "pilotfish_queue_requests", &[], full).await;
+                let held = (crowd.streams.len() * crowd.body_bytes) as f64;
+                picker.until(row, "pilotfish_queue_bytes", &[], held).await;
+                picker.until(row, "pilotfish_reserved_requests", &[], 1.0).await;
+                crowd.end().await;
+                picker.until(row, "pilotfish_queue_requests", &[], 0.0).await;
+                picker.until(row, "pilotfish_queue_bytes", &[], 0.0).await;
+                first.end().await;
+                gives_everything_back(&picker, row).await;
+                continue;
+            }
             "cancel after the decision, before response headers" => {
                 let crowd = Crowd::decided(&picker, n).await;
                 booked(full, full * crowd.prompt_tokens, full * ANSWER_TOKENS).await;
@@ -154,16 +171,23 @@ async fn pro_09_every_end_of_a_request_gives_back_what_it_booked() {
             }
             other => panic!("no check for {other}"),
         }
-        picker.until_idle(row).await;
-        picker.until(row, "pilotfish_streams", &[], 0.0).await;
-        picker.until(row, "pilotfish_buffered_bytes", &[], 0.0).await;
-        for endpoint in list(&picker.json("/debug/endpoints").await, "endpoints") {
-            let reserved = endpoint["reserved"].as_object().unwrap();
-            assert!(
-                reserved.len() >= 3 && reserved.values().all(|booked| booked.as_f64() == Some(0.0)),
-                "{row}: {reserved:?}"
-            );
-        }
+        gives_everything_back(&picker, row).await;
+    }
+}
+
+async fn gives_everything_back(picker: &Picker, row: &str) {
+    picker.until_idle(row).await;
+    picker.until(row, "pilotfish_streams", &[], 0.0).await;
+    picker.until(row, "pilotfish_buffered_bytes", &[], 0.0).await;
+    for endpoint in list(&picker.json("/debug/endpoints").await, "endpoints") {
+        let reserved = endpoint["reserved"].as_object().unwrap();
+        assert!(
+            reserved.len() >= 3 && reserved.values().all(|booked| booked.as_f64() == Some(0.0)),
+            "{row}: {reserved:?}"
+        );
+    }
+    for queue in list(&picker.json("/debug/queues").await, "queues") {
+        assert_eq!((&queue["running"], &queue["flows"]), (&json!(0), &json!(0)), "{row}: {queue}");
     }
 }
 

@@ -14,11 +14,11 @@ use crate::kit::logs;
 use crate::kit::picker::Picker;
 use crate::kit::resources::{endpoint, pods, pool};
 
-const IDLE: &str = "process_start_time_seconds 1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n\
+pub(super) const IDLE: &str = "process_start_time_seconds 1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n\
                     vllm:kv_cache_usage_perc 0\n";
 
 /// Endpoints that answer scrapes with these pages, in one pool.
-async fn scraped(pages: &[Answer]) -> (Vec<MetricsPage>, String) {
+pub(super) async fn scraped(pages: &[Answer]) -> (Vec<MetricsPage>, String) {
     let mut servers = Vec::new();
     let mut resources = pool();
     for (at, answer) in pages.iter().enumerate() {
@@ -29,13 +29,13 @@ async fn scraped(pages: &[Answer]) -> (Vec<MetricsPage>, String) {
     (servers, resources)
 }
 
-async fn all_up(picker: &Picker, n: usize) {
+pub(super) async fn all_up(picker: &Picker, n: usize) {
     picker.until("all are up", "pilotfish_endpoints", &[("state", "up")], n as f64).await;
     let unknown = [("signal", "running")];
     picker.until("all are scraped", "pilotfish_signal_unknown_endpoints", &unknown, 0.0).await;
 }
 
-fn prompt(text: &str) -> Vec<Value> {
+pub(super) fn prompt(text: &str) -> Vec<Value> {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 100});
     chat(&body.to_string()).to_vec()
 }

@@ -168,6 +168,11 @@ impl Picker {
         }
     }
 
+    /// Replaces its configuration file.
+    pub fn configure(&self, yaml: &str) {
+        std::fs::write(self.dir.path().join("config.yaml"), yaml).unwrap();
+    }
+
     /// Replaces the resources, and waits until they are what requests see.
     pub async fn apply(&self, resources: &str) {
         let store = &self.app.admin.shared.decider.store;

@@ -18,13 +18,15 @@ const MOST_ADVANCE: u128 = 1 << 56;
 
 /// The virtual time of a flow.
 type Time = u64;
+/// Rank and turn of a request.
+type Head = (u64, u64);
 
 /// See [`super`].
 #[derive(Debug)]
 pub(super) struct Band<T> {
     flows: AHashMap<Identity, Flow<T>>,
-    /// Flows that wait, by their times; of equals the one whose head came first.
-    order: BTreeSet<(Time, u64, Identity)>,
+    /// Flows that wait, by their times; of equals the one whose head goes first.
+    order: BTreeSet<(Time, Head, Identity)>,
     /// Flows with nothing here or on its way that are further than the band, by their times.
     idle: BTreeSet<(Time, Identity)>,
     /// The time of the flow that was served last.
@@ -47,16 +49,14 @@ impl<T> Default for Band<T> {
 #[derive(Debug)]
 struct Flow<T> {
     time: Time,
-    /// By rank and turn.
-    waiting: BTreeMap<(u64, u64), Entry<T>>,
+    waiting: BTreeMap<Head, Entry<T>>,
     /// Requests that left and are not settled.
     open: usize,
 }
 
 impl<T> Flow<T> {
-    /// The turn of its head.
-    fn turn(&self) -> Option<u64> {
-        self.waiting.first_key_value().map(|((_, turn), _)| *turn)
+    fn head(&self) -> Option<Head> {
+        self.waiting.first_key_value().map(|(head, _)| *head)
     }
 }
 
@@ -95,9 +95,9 @@ impl<T> Band<T> {
             waiting: BTreeMap::new(),
             open: 0,
         });
-        match flow.turn() {
-            Some(turn) => {
-                self.order.remove(&(flow.time, turn, id.clone()));
+        match flow.head() {
+            Some(head) => {
+                self.order.remove(&(flow.time, head, id.clone()));
             }
             None => {
                 self.idle.remove(&(flow.time, id.clone()));
@@ -105,7 +105,7 @@ impl<T> Band<T> {
             }
         }
         flow.waiting.insert((rank, turn), Entry { weight: weight.max(1), cost, bytes, item });
-        self.order.insert((flow.time, flow.turn().unwrap_or(turn), id));
+        self.order.insert((flow.time, flow.head().unwrap_or((rank, turn)), id));
         self.waiting.add(bytes);
     }
 
@@ -122,9 +122,9 @@ impl<T> Band<T> {
         Some(Left { flow: id, weight, cost, bytes, item })
     }
 
-    pub fn remove(&mut self, id: &Identity, key: (u64, u64)) -> Option<(T, u64)> {
+    pub fn remove(&mut self, id: &Identity, key: Head) -> Option<(T, u64)> {
         let flow = self.flows.get_mut(id)?;
-        let before = flow.turn()?;
+        let before = flow.head()?;
         let Entry { item, bytes, .. } = flow.waiting.remove(&key)?;
         self.order.remove(&(flow.time, before, id.clone()));
         self.waiting.take(bytes);
@@ -137,8 +137,8 @@ impl<T> Band<T> {
     pub fn settle(&mut self, id: &Identity, weight: u32, charged: u64, cost: u64) {
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.open -= 1;
-        if let Some(turn) = flow.turn() {
-            self.order.remove(&(flow.time, turn, id.clone()));
+        if let Some(head) = flow.head() {
+            self.order.remove(&(flow.time, head, id.clone()));
         }
         flow.time = flow.time.saturating_sub(advance(charged, weight)).saturating_add(advance(cost, weight));
         self.settle_down(id);
@@ -159,9 +159,9 @@ impl<T> Band<T> {
     /// Puts a flow, which stands nowhere, where it belongs.
     fn settle_down(&mut self, id: &Identity) {
         let Some(flow) = self.flows.get(id) else { return };
-        match flow.turn() {
-            Some(turn) => {
-                self.order.insert((flow.time, turn, id.clone()));
+        match flow.head() {
+            Some(head) => {
+                self.order.insert((flow.time, head, id.clone()));
             }
             None if flow.open == 0 => {
                 self.idle.insert((flow.time, id.clone()));

@@ -178,7 +178,7 @@ fn ranks_go_before_arrival_inside_a_flow_only() {
     push(&mut queue, Arrival { rank: 3, ..arrival("a", 1) }, "soon");
     push(&mut queue, Arrival { rank: 5, ..arrival("b", 1) }, "other");
     let order: Vec<_> = std::iter::from_fn(|| pop(&mut queue)).collect();
-    assert_eq!(order, ["soon", "other", "late"], "of equal flows the one whose head came first");
+    assert_eq!(order, ["soon", "other", "late"], "of equal flows the one whose head goes first");
 }
 
 #[test]
@@ -244,7 +244,9 @@ fn a_hundred_thousand_operations_keep_every_promise() {
                 let Some(&id) = waiting.keys().next() else { continue };
                 let (place, _) = waiting.remove(&id).unwrap();
                 assert_eq!(queue.remove(&place), Some(id));
-                fifo.values_mut().for_each(|ids| ids.retain(|other| *other != id));
+                for ids in fifo.values_mut() {
+                    ids.retain(|other| *other != id);
+                }
             }
         }
         let bytes = waiting.values().map(|(_, bytes)| bytes).sum();

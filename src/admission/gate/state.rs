@@ -70,18 +70,18 @@ impl State {
 
     /// Whether requests wait for the first endpoint of the pool.
     pub fn holds(&self, settings: &QueueSettings) -> bool {
-        !settings.hold.is_zero() && !self.is_up()
+        settings.waits && !settings.hold.is_zero() && !self.is_up()
     }
 
     /// Whether a request that has just come may go at once: nobody waits, and there is room.
     pub fn lets_pass(&mut self, settings: &QueueSettings, priority: i32, staleness: Duration) -> bool {
-        !settings.enabled || self.queue.waiting().requests == 0 && self.lets_go(settings, priority, staleness)
+        self.queue.waiting().requests == 0 && self.lets_go(settings, priority, staleness)
     }
 
     /// Takes out all that may go.
     pub fn dispatch(&mut self, settings: &QueueSettings, staleness: Duration, passed: &mut Passed) {
         while let Some(priority) = self.queue.highest() {
-            if settings.enabled && !self.lets_go(settings, priority, staleness) {
+            if !self.lets_go(settings, priority, staleness) {
                 return;
             }
             let Some(next) = self.queue.pop() else { return };
@@ -91,6 +91,9 @@ impl State {
     }
 
     fn lets_go(&mut self, settings: &QueueSettings, priority: i32, staleness: Duration) -> bool {
+        if !settings.waits && priority >= 0 {
+            return true;
+        }
         !self.holds(settings) && self.has_room(settings, priority, staleness) && self.is_in_time(settings)
     }
 

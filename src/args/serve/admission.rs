@@ -1,8 +1,11 @@
 //! Who may go, and when.
 
-use clap::Args;
+use std::time::Duration;
 
-use crate::admission::Source;
+use clap::{Args, ValueEnum};
+
+use crate::admission::{QueueSettings, Source};
+use crate::args::units;
 
 /// Flags of identities, limits and queues.
 #[derive(Clone, Debug, Args)]
@@ -13,9 +16,51 @@ pub struct AdmissionArgs {
     /// and session, the header x-session-id, both of which clients choose. Without it all requests are one identity's.
     #[arg(long, value_name = "SOURCE,...", value_delimiter = ',', env = "PILOTFISH_IDENTITY")]
     pub identity: Vec<Source>,
+    /// Let requests wait while their pool has no room, in fair turns; off: they go on to engines that let them wait, and only
+    /// those of negative priority are shed.
+    #[arg(long, value_enum, env = "PILOTFISH_QUEUE")]
+    pub queue: Option<Switch>,
+    /// Longest wait for room; then 429. 0 is as long as the client waits. Without it the configuration's, else 60s.
+    #[arg(long, value_name = "TIME", value_parser = units::duration, env = "PILOTFISH_QUEUE_TIMEOUT")]
+    pub queue_timeout: Option<Duration>,
+    /// Most requests that wait in one band of priority of a pool; then 429. Without it the configuration's, else 5000.
+    #[arg(long, value_name = "N", env = "PILOTFISH_QUEUE_REQUESTS")]
+    pub queue_requests: Option<usize>,
+    /// How long requests wait for the first endpoint of a pool that has none, so that an autoscaler can start one from
+    /// `pilotfish_held_requests`; then 503. Without it the configuration's, else 0: refused at once.
+    #[arg(long, value_name = "TIME", value_parser = units::duration, env = "PILOTFISH_HOLD_TIMEOUT")]
+    pub hold_timeout: Option<Duration>,
+    /// Most requests that wait for the first endpoint of a pool.
+    #[arg(long, value_name = "N", default_value_t = 1_000, env = "PILOTFISH_HOLD_REQUESTS")]
+    pub hold_requests: usize,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
 }
 
 impl AdmissionArgs {
+    /// What queues go by: what the configuration says, unless a flag says otherwise.
+    pub fn over(&self, mut settings: QueueSettings) -> QueueSettings {
+        if let Some(queue) = self.queue {
+            settings.waits = queue == Switch::On;
+        }
+        if let Some(timeout) = self.queue_timeout {
+            settings.timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
+        }
+        if let Some(requests) = self.queue_requests {
+            settings.band.requests = requests;
+        }
+        settings.hold = self.hold_timeout.unwrap_or(settings.hold);
+        settings.hold_requests = self.hold_requests;
+        settings
+    }
+
     /// Attributes of Envoy that identities may stand in.
     pub fn attributes(&self) -> impl Iterator<Item = Box<str>> {
         self.identity.iter().filter_map(|source| match source {
