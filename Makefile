@@ -42,6 +42,12 @@ bench-kube: ## A picker of 1,000 pods, 10 pools and 200 routes on a real API ser
 	PILOTFISH_BIN="$(CARGO_TARGET_DIR)/quick-release/pilotfish" PILOTFISH_KUBE="$$(scripts/kube.sh)" \
 		cargo test --locked --quiet --test main kube:: -- --ignored --nocapture --test-threads=1
 
+.PHONY: bench-queue
+bench-queue: ## 10,000 requests that wait: CPU and memory, engines that freeze, a pool that loses its endpoints; 1 minute
+	cargo build --locked --quiet --profile quick-release --bin pilotfish
+	PILOTFISH_BIN="$(CARGO_TARGET_DIR)/quick-release/pilotfish" \
+		cargo test --locked --quiet --test main serving::queues -- --ignored --nocapture
+
 .PHONY: microbench
 microbench: ## Micro-benchmarks of single parts
 	cargo bench --locked

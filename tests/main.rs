@@ -50,7 +50,7 @@ mod cases {
     mod kubernetes;
     mod kv_events;
     mod lifecycle;
-    mod load;
+    pub mod load;
     mod metrics;
     mod observability;
     mod parsing;
@@ -82,6 +82,7 @@ mod serving {
     mod conformance;
     mod flags;
     mod health;
+    mod queues;
     mod tls;
 }
 

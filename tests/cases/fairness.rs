@@ -239,7 +239,9 @@ async fn fai_04_every_drop_says_why_and_no_client_chooses_its_own_class() {
     assert!(!page.contains("does-not-exist"));
 
     // Saturated: batch is refused at once, all others wait, in bands.
-    servers.iter().for_each(|server| server.answer(Answer::page(SATURATED)));
+    for server in &servers {
+        server.answer(Answer::page(SATURATED));
+    }
     idle.until("the pool is full", "pilotfish_pool_saturation", &[], 1.0).await;
     let (mut waiting, mut bands) = (Vec::new(), BTreeMap::new());
     for (values, priority) in variants {
@@ -264,7 +266,9 @@ async fn fai_04_every_drop_says_why_and_no_client_chooses_its_own_class() {
     })
     .await;
     assert_eq!(idle.metric("pilotfish_queue_requests", &[("priority", &i32::MAX.to_string())]).await, 1.0);
-    servers.iter().for_each(|server| server.answer(Answer::page(IDLE)));
+    for server in &servers {
+        server.answer(Answer::page(IDLE));
+    }
     for mut stream in waiting {
         stream.until_decided().await;
         assert!(stream.replies.immediate().is_none(), "all that waited are served");

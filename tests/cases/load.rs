@@ -14,11 +14,11 @@ use crate::kit::logs;
 use crate::kit::picker::Picker;
 use crate::kit::resources::{endpoint, pods, pool};
 
-pub(super) const IDLE: &str = "process_start_time_seconds 1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n\
+pub const IDLE: &str = "process_start_time_seconds 1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n\
                     vllm:kv_cache_usage_perc 0\n";
 
 /// Endpoints that answer scrapes with these pages, in one pool.
-pub(super) async fn scraped(pages: &[Answer]) -> (Vec<MetricsPage>, String) {
+pub async fn scraped(pages: &[Answer]) -> (Vec<MetricsPage>, String) {
     let mut servers = Vec::new();
     let mut resources = pool();
     for (at, answer) in pages.iter().enumerate() {

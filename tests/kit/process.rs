@@ -74,6 +74,25 @@ impl Process {
         self.child.id()
     }
 
+    /// CPU seconds it has taken, and MiB that are resident.
+    pub fn used(&self) -> (f64, f64) {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.id())).unwrap();
+        let stat = read("stat");
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+        let status = read("status");
+        let resident = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let kib: f64 = resident.split_whitespace().nth(1).unwrap().parse().unwrap();
+        (ticks / 100.0, kib / 1024.0)
+    }
+
+    /// Replaces its resources.
+    pub fn apply(&self, resources: &str) {
+        let next = self.dir.path().join("next");
+        std::fs::write(&next, resources).unwrap();
+        std::fs::rename(next, self.dir.path().join("all.yaml")).unwrap();
+    }
+
     /// What it has logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap()

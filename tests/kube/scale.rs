@@ -38,17 +38,6 @@ fn objects() -> Vec<String> {
     all
 }
 
-/// CPU seconds and resident MiB of a process.
-fn used(process: u32) -> (f64, f64) {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let resident = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    let kib: f64 = resident.split_whitespace().nth(1).unwrap().parse().unwrap();
-    (ticks / 100.0, kib / 1024.0)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement: make bench-kube"]
 async fn a_thousand_pods() {
@@ -73,10 +62,10 @@ async fn a_thousand_pods() {
     let ready = began.elapsed();
     // The statuses of the first minute are written once.
     sleep(MEASURED).await;
-    let (_, resident) = used(picker.id());
-    let (before, _) = used(picker.id());
+    let (_, resident) = picker.used();
+    let (before, _) = picker.used();
     sleep(MEASURED).await;
-    let (idle, _) = used(picker.id());
+    let (idle, _) = picker.used();
     let mut pause = tokio::time::interval(Duration::from_secs(1) / EVENTS_A_SECOND);
     let until = Instant::now() + MEASURED;
     let mut events = 0;
@@ -91,7 +80,7 @@ async fn a_thousand_pods() {
             .await;
         events += 1;
     }
-    let (busy, _) = used(picker.id());
+    let (busy, _) = picker.used();
     let seconds = MEASURED.as_secs_f64();
     println!("{PODS} pods, {POOLS} pools, {ROUTES} routes");
     println!("from start to {PODS} endpoints: {:.2} s", ready.as_secs_f64());
