@@ -50,6 +50,7 @@ fn decider(endpoints: usize) -> Decider {
         scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
         tokenizing: Arc::default(),
         shared: None,
+        limiter: None,
         metrics: Arc::new(Metrics::default()),
         settings: Settings::default(),
     }

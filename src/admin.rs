@@ -3,6 +3,7 @@
 mod cache;
 mod debug;
 pub mod exposition;
+mod limits;
 mod queues;
 pub mod view;
 
@@ -20,6 +21,7 @@ use parking_lot::RwLock;
 use prometheus_client::registry::Registry;
 use serde_json::json;
 
+use crate::admission::limits::Doors;
 use crate::decision::Ring;
 use crate::document::Problem;
 use crate::extproc::Shared;
@@ -33,6 +35,8 @@ use crate::resources::lower::{Dumped, Unroutable};
 pub struct Admin {
     /// The data path.
     pub shared: Arc<Shared>,
+    /// Token limits, and who charges by them.
+    pub doors: Doors,
     /// Finished decisions.
     pub ring: Arc<Ring>,
     /// Series.
@@ -74,6 +78,7 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/debug/explain", post(debug::explain).layer(DefaultBodyLimit::max(2 * most)))
         .route("/debug/cache", post(cache::holders).layer(DefaultBodyLimit::max(2 * most)))
         .route("/debug/queues", get(queues::queues))
+        .route("/debug/limits", get(limits::limits))
         .route("/debug/config", get(debug::config))
         .route("/debug/config_dump/modelroutes", get(debug::model_routes))
         .route("/debug/config_dump/modelservers", get(debug::model_servers))

@@ -10,6 +10,7 @@
 pub mod fairness;
 pub mod gate;
 pub mod identity;
+pub mod limits;
 pub mod saturation;
 pub mod settings;
 

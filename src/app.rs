@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin::{Admin, Documents, exposition};
 use crate::admission::Admission;
+use crate::admission::limits::Limiter;
 use crate::args::{DebugAccess, ServeArgs};
 use crate::decide::{Decider, Settings};
 use crate::decision::Ring;
@@ -109,6 +110,7 @@ impl App {
             &replica,
             feeds::refresh_models(&scraper),
         ));
+        let doors = feeds::doors(&args, &metrics, &replica, &stop, &tasks)?;
         let shared = Arc::new(Shared {
             decider: Decider {
                 store: Arc::clone(&store),
@@ -116,6 +118,7 @@ impl App {
                 scheduler: Arc::clone(&scheduler),
                 tokenizing: Arc::clone(&tokenizing),
                 shared: feeds::shared_index(&args, &metrics, &stop, &tasks)?,
+                limiter: doors.picker().cloned(),
                 metrics: Arc::clone(&metrics),
                 settings,
             },
@@ -143,6 +146,7 @@ impl App {
                 ledger: Arc::clone(&ledger),
                 scraper: scraper.clone(),
                 scheduler: Arc::clone(&scheduler),
+                limiter: Arc::clone(doors.watched()),
                 tokenizing,
                 renderer,
                 events: events.clone(),
@@ -153,13 +157,14 @@ impl App {
             scraper,
             events,
             shared: Arc::clone(&shared),
+            doors: doors.clone(),
             ring,
             readiness: Arc::default(),
             documents,
             debug_for_all: args.debug_access == DebugAccess::Any,
         });
 
-        tasks.spawn(sweep(Arc::clone(&ledger), stop.clone()));
+        tasks.spawn(sweep(Arc::clone(&ledger), Arc::clone(doors.watched()), stop.clone()));
         tasks.spawn(feeds::until_stopped(stop.clone(), async move { admission.tend().await }));
         // Probes are answered while the first configuration is still being read.
         let tls = (tls.as_ref(), webhook_tls);
@@ -193,11 +198,14 @@ fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
 }
 
 /// Settles what has waited long enough, four times a second.
-async fn sweep(ledger: Arc<Ledger>, stop: CancellationToken) {
+async fn sweep(ledger: Arc<Ledger>, limiter: Arc<Limiter>, stop: CancellationToken) {
     let mut tick = tokio::time::interval(std::time::Duration::from_millis(250));
     loop {
         tokio::select! {
-            _ = tick.tick() => ledger.sweep(),
+            _ = tick.tick() => {
+                ledger.sweep();
+                limiter.sweep();
+            }
             () = stop.cancelled() => return ledger.settle_all(),
         }
     }

@@ -17,8 +17,8 @@ pub use engine::EngineArgs;
 pub use relay::{EventEngine, RelayArgs};
 pub use secret::Secret;
 pub use serve::{
-    AcceptedArgs, AdmissionArgs, DebugAccess, KubernetesArgs, LimitArgs, LogArgs, LogFormat, PoolPort,
-    PortArgs, Selector, ServeArgs, Switch, TargetPorts, TlsArgs, TlsVersion, WebhookArgs, ZapLevel,
+    AcceptedArgs, AdmissionArgs, DebugAccess, Enforcement, KubernetesArgs, LimitArgs, LogArgs, LogFormat,
+    PoolPort, PortArgs, Selector, ServeArgs, Switch, TargetPorts, TlsArgs, TlsVersion, WebhookArgs, ZapLevel,
 };
 
 /// Picks, for every LLM request that passes through Envoy, the inference endpoint that should serve it.
@@ -103,6 +103,15 @@ pub struct CheckArgs {
     /// Redis with the block index that `kvcache-aware` reads; it is not connected to, only known to be there.
     #[arg(long, value_name = "URL", env = "PILOTFISH_REDIS_URL", hide_env_values = true)]
     pub redis_url: Option<Secret>,
+    /// Redis servers that limits of ModelRoutes may name beside that of --redis-url, as `serve` is told.
+    #[arg(
+        long,
+        value_name = "HOST:PORT|URL,...",
+        value_delimiter = ',',
+        env = "PILOTFISH_REDIS_ALLOW",
+        hide_env_values = true
+    )]
+    pub redis_allow: Vec<Secret>,
     /// How problems are printed.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::config::{self, TokenizerSettings};
 use crate::document::{Place, Problem, Problems, Severity, nearest};
 use crate::feed::file;
+use crate::feed::redis::limits::Allowed;
 use crate::resources::lower::{Lowered, lower};
 use crate::state::ObjectName;
 
@@ -14,6 +15,8 @@ use crate::state::ObjectName;
 pub struct Options<'a> {
     /// The pool of requests that no ModelRoute decides.
     pub default_pool: Option<&'a ObjectName>,
+    /// Where limits may be counted by replicas together.
+    pub stores: Option<&'a Allowed>,
     /// How the configuration is read.
     pub config: config::Options<'a>,
 }
@@ -61,17 +64,13 @@ pub fn check(resources: Option<&Path>, config: Option<&Path>, options: &Options<
         Some((path, Err(why))) => (TokenizerSettings::default(), whole(path, why, None)),
     };
     if let Some(dir) = resources {
-        report.problems.extend(check_resources(dir, options.default_pool, &tokenizers));
+        report.problems.extend(check_resources(dir, options, &tokenizers));
     }
     report.problems.extend(problems);
     report
 }
 
-fn check_resources(
-    dir: &Path,
-    default_pool: Option<&ObjectName>,
-    tokenizers: &TokenizerSettings,
-) -> Vec<Problem> {
+fn check_resources(dir: &Path, options: &Options<'_>, tokenizers: &TokenizerSettings) -> Vec<Problem> {
     let loaded = match file::load(dir) {
         Ok(loaded) => loaded,
         Err(error) => {
@@ -79,13 +78,14 @@ fn check_resources(
             return whole(dir, format!("cannot be read: {error}"), advice);
         }
     };
-    let lowered = lower(&loaded.files);
+    let mut lowered = lower(&loaded.files);
+    lowered.judge_stores(|at| options.stores.is_some_and(|stores| stores.find(at).is_some()));
     let mut problems = loaded.problems;
     problems.extend(lowered.problems.iter().cloned());
     let unlisted = lowered.tokenizer_urls.iter().filter(|(url, _)| !tokenizers.lists(url));
     problems.extend(unlisted.map(|(_, problem)| problem.clone()));
     problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
-    problems.extend(together(dir, &lowered, default_pool, problems.is_empty()));
+    problems.extend(together(dir, &lowered, options.default_pool, problems.is_empty()));
     problems
 }
 

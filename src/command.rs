@@ -10,9 +10,10 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{App, NoSource};
-use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, RelayArgs, ServeArgs};
+use crate::args::{Args, CheckArgs, Command, EngineArgs, Format, RelayArgs, Secret, ServeArgs};
 use crate::engine::{Engine, EngineConfig};
 use crate::feed::redis::Address;
+use crate::feed::redis::limits::Allowed;
 use crate::feed::relay::{Relay, RelayConfig};
 use crate::resources::crd;
 use crate::schedule::plugin::Kind;
@@ -49,7 +50,13 @@ fn check(args: &CheckArgs, extra_plugins: &[&Kind]) -> ExitCode {
     if let Some(Err(error)) = address {
         return fail(&error, USAGE);
     }
+    let redis_url = args.redis_url.as_ref().map(Secret::expose);
+    let stores = match Allowed::by_flags(redis_url, args.redis_allow.iter().map(Secret::expose)) {
+        Ok(stores) => stores,
+        Err(error) => return fail(&error.into(), USAGE),
+    };
     let options = check::Options {
+        stores: Some(&stores),
         default_pool: args.default_pool.as_ref(),
         config: config::Options {
             allow_unsupported: args.allow_unsupported,

@@ -7,6 +7,7 @@ mod bind;
 mod body;
 mod holders;
 mod joined;
+mod limit;
 mod models;
 mod prepare;
 mod shared;
@@ -25,6 +26,7 @@ pub use prepare::{Tokenizing, Wait};
 pub use turn::Held;
 
 use crate::admission::identity::Asks;
+use crate::admission::limits::{Limiter, Limiting};
 use crate::admission::{Admission, Identity, Permit, Source};
 use crate::decision::{Record, cut};
 use crate::index::shared::SharedIndex;
@@ -165,10 +167,14 @@ pub struct Served {
     pub stream: bool,
     /// Answers it asked for.
     pub answers: u32,
+    /// Most output tokens it asked for, over all answers.
+    pub most_output: Option<u64>,
     /// Tells the client where its session is bound, where tokens do.
     pub tokens: Option<Box<Issuer>>,
     /// What it says of its sessions.
     pub sessions: SmallVec<[Session; 1]>,
+    /// What it was charged.
+    pub limiting: Limiting,
     /// What Envoy is told of its response.
     pub reports: Arc<[Arc<Attribute>]>,
 }
@@ -184,6 +190,8 @@ pub struct Decider {
     pub scheduler: Arc<Scheduler>,
     /// How prompts become token ids.
     pub tokenizing: Arc<Tokenizing>,
+    /// Charges requests; none where Envoy's filter does.
+    pub limiter: Option<Arc<Limiter>>,
     /// The block index that others write, if there is one.
     pub shared: Option<Arc<dyn SharedIndex>>,
     /// Counters.
@@ -243,8 +251,9 @@ impl Decider {
         let pipeline = self.scheduler.pipeline();
         let path = arrived.head.path();
         let prompt = self.prepare(record, &pipeline, &routed, &request, path, text.bytes()).await;
+        let limiting = self.limit(record, &routed, &request, &prompt).await?;
         let decoded = text.into_decoded();
-        let ready = Ready { arrived, request, decoded, routed, pipeline, prompt, seed };
+        let ready = Ready { arrived, request, decoded, routed, pipeline, prompt, seed, limiting };
         self.take_turn(record, ready)
     }
 

@@ -1,13 +1,14 @@
 //! The ext_proc server: Envoy's streams in, decisions out.
 //!
 //! [`exchange`] is the pure state machine, [`stream`] the plumbing round it, [`access_log`] the second witness of how
-//! requests end. Everything here speaks Envoy's messages; nothing behind it does.
+//! requests end, [`rate_limit`] the token limits for Envoy's own filter. Everything here speaks Envoy's messages; nothing behind it does.
 
 pub mod access_log;
 pub mod budget;
 pub mod exchange;
 pub mod message;
 pub mod mode;
+pub mod rate_limit;
 pub mod reply;
 pub mod stream;
 

@@ -133,6 +133,8 @@ pub enum Degraded {
     KvEvents,
     /// The shared block index does not answer: nothing is known by it.
     Redis,
+    /// A store of token limits does not answer: what counts meanwhile is what `--limit-outage` says.
+    Limiter,
     /// The certificate or the CA on disk is invalid; the last good one serves.
     Certificate,
     /// The API server does not answer, or no longer lets us read something: the last state serves.
@@ -141,7 +143,7 @@ pub enum Degraded {
 
 impl Degraded {
     /// Every source.
-    pub const ALL: [Degraded; 10] = [
+    pub const ALL: [Degraded; 11] = [
         Degraded::Resources,
         Degraded::Config,
         Degraded::StreamEnd,
@@ -150,6 +152,7 @@ impl Degraded {
         Degraded::Tokenizer,
         Degraded::KvEvents,
         Degraded::Redis,
+        Degraded::Limiter,
         Degraded::Certificate,
         Degraded::Kubernetes,
     ];
@@ -165,6 +168,7 @@ impl Degraded {
             Degraded::Tokenizer => "tokenizer",
             Degraded::KvEvents => "kv_events",
             Degraded::Redis => "redis",
+            Degraded::Limiter => "limiter",
             Degraded::Certificate => "certificate",
             Degraded::Kubernetes => "kubernetes",
         }
@@ -227,6 +231,8 @@ pub struct Metrics {
     pub access_log_foreign: AtomicU64,
     /// Calls refused because the caller is not trusted.
     pub untrusted_calls: AtomicU64,
+    /// Descriptors of Envoy's that name a limit that is not there.
+    pub unknown_limits: AtomicU64,
     /// TLS handshakes of the gRPC port that failed.
     pub failed_handshakes: AtomicU64,
     degraded: [AtomicU64; Degraded::ALL.len()],
@@ -246,6 +252,7 @@ impl Default for Metrics {
             access_log_joined: AtomicU64::default(),
             access_log_foreign: AtomicU64::default(),
             untrusted_calls: AtomicU64::default(),
+            unknown_limits: AtomicU64::default(),
             failed_handshakes: AtomicU64::default(),
             degraded: Default::default(),
         }

@@ -55,12 +55,16 @@ reasons! {
     QueueTimeout = "queue-timeout", 429, "rate_limit_error", Some("rejected-ttl-expired");
     /// The pool is full and its queue is.
     QueueFull = "queue-full", 429, "rate_limit_error", Some("rejected-saturated");
+    /// The tokens of a limit are used up.
+    Limited = "limited", 429, "rate_limit_error", None;
     /// No endpoint is there to take the request.
     NoEndpoints = "no-endpoints", 503, "service_unavailable", Some("rejected-no-endpoints");
     /// Filters left no endpoint.
     Filtered = "filtered", 503, "service_unavailable", Some("rejected-saturated");
     /// All buffers are full.
     Overloaded = "overloaded", 503, "service_unavailable", None;
+    /// Token limits cannot be checked, and nothing goes unchecked.
+    LimiterUnavailable = "limiter-unavailable", 503, "service_unavailable", None;
     /// No configuration stands yet.
     NotReady = "not-ready", 503, "service_unavailable", None;
     /// The process ends and will not wait for this request.
@@ -73,6 +77,28 @@ reasons! {
     Internal = "internal", 503, "service_unavailable", None;
 }
 
+/// What rate-limit headers say of one limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Tokens that a full bucket holds.
+    pub limit: u32,
+    /// Tokens that are left.
+    pub remaining: u32,
+    /// Seconds until the bucket is full again, if nobody takes anything.
+    pub reset: u32,
+}
+
+impl Standing {
+    /// Header names with their values.
+    pub fn headers(&self) -> [(&'static str, u32); 3] {
+        [
+            ("x-ratelimit-limit", self.limit),
+            ("x-ratelimit-remaining", self.remaining),
+            ("x-ratelimit-reset", self.reset),
+        ]
+    }
+}
+
 /// A request that the picker answers itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {message}", reason.name())]
@@ -83,12 +109,14 @@ pub struct Refusal {
     pub message: Cow<'static, str>,
     /// When trying again makes sense.
     pub retry_after: Option<Duration>,
+    /// What the client has left of a limit.
+    pub standing: Option<Standing>,
 }
 
 impl Refusal {
     /// A refusal that trying again will not change.
     pub fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason, message: message.into(), retry_after: None }
+        Self { reason, message: message.into(), retry_after: None, standing: None }
     }
 
     /// Says when to try again.

@@ -43,6 +43,8 @@ pub struct LlmRequest {
     pub max_tokens: Option<u64>,
     /// Answers wanted for each prompt, at least 1.
     pub n: u32,
+    /// Answers generated for each prompt, of which the best `n` come back; at least 1.
+    pub best_of: u32,
     /// The engine's `priority` (vLLM: lower is earlier).
     pub priority: Option<i64>,
     /// The end user as the client names it; not to be trusted.
@@ -79,6 +81,7 @@ impl LlmRequest {
             stream: false,
             max_tokens: None,
             n: 1,
+            best_of: 1,
             priority: None,
             user: None,
             cache_salt: None,
@@ -149,6 +152,16 @@ impl LlmRequest {
         true
     }
 
+    /// Answers generated for each prompt.
+    pub fn generated(&self) -> u32 {
+        self.n.max(self.best_of)
+    }
+
+    /// Most output tokens it may cost, if it says so.
+    pub fn most_output(&self) -> Option<u64> {
+        Some(self.max_tokens?.saturating_mul(u64::from(self.generated())))
+    }
+
     /// Whether the client itself asks for the usage event (`stream_options.include_usage` is true).
     pub fn includes_usage(&self) -> bool {
         matches!(self.layout.stream_options, StreamOptions::With { included: true, .. })
@@ -164,7 +177,8 @@ impl LlmRequest {
             model,
             stream: members.stream,
             max_tokens: members.token_limit(),
-            n: members.n.map_or(1, |n| u32::try_from(n).unwrap_or(u32::MAX).max(1)),
+            n: at_least_one(members.n),
+            best_of: at_least_one(members.best_of),
             priority: members.priority,
             user: members.user.take(),
             cache_salt: members.cache_salt.take(),
@@ -275,6 +289,10 @@ fn json(api: Api, body: &[u8]) -> Result<LlmRequest, ParseError> {
     let alone = body[start + 1..].trim_ascii_start().starts_with(b"}");
     request.layout.front = Some((start as u32 + 1, alone));
     Ok(request)
+}
+
+fn at_least_one(number: Option<u64>) -> u32 {
+    number.map_or(1, |number| u32::try_from(number).unwrap_or(u32::MAX).max(1))
 }
 
 /// Length of the byte order mark that some clients send before the JSON.

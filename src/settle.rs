@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 pub use progress::{AccessLogFacts, Progress, UpstreamFacts};
 
+use crate::admission::limits::Charge;
 use crate::admission::{Bill, Permit};
 use crate::decision::{Outcome, Record, Ring};
 use crate::index::TokenIndexes;
@@ -72,6 +73,10 @@ pub struct Closing {
     pub forecast: Forecast,
     /// What the request says of its sessions.
     pub sessions: SmallVec<[Session; 1]>,
+    /// What it was charged.
+    pub charge: Option<Box<Charge>>,
+    /// Most output tokens it asked for, over all answers.
+    pub most_output: Option<u64>,
     /// Whether Envoy shows us response bodies, so that the stream cannot end before them.
     pub sees_response_body: bool,
     /// When the stream began.

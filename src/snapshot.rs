@@ -6,6 +6,7 @@ use std::time::Duration;
 use ahash::AHashMap;
 use arc_swap::{ArcSwap, Guard};
 
+use crate::admission::limits::Limit;
 use crate::refusal::{Reason, Refusal};
 use crate::route::rewrite::{Rewrite, Rewrites};
 use crate::route::{Question, RouteTable};
@@ -73,6 +74,8 @@ pub struct Routed {
     pub target_model: Arc<str>,
     /// The ModelRoute that decided, `namespace/name`, or `rewrite namespace/name`.
     pub route: Option<Arc<str>>,
+    /// The tokens that the ModelRoute may take.
+    pub limit: Option<Arc<Limit>>,
 }
 
 impl Snapshot {
@@ -122,7 +125,7 @@ impl Snapshot {
             (Some(model), None) => model.into(),
             (None, _) => "".into(),
         };
-        Ok(Routed { pool: Arc::clone(pool), target_model, route: None })
+        Ok(Routed { pool: Arc::clone(pool), target_model, route: None, limit: None })
     }
 
     fn by_model_route(&self, model: &str, ask: &Question<'_>) -> Result<Routed, Refusal> {
@@ -134,7 +137,13 @@ impl Snapshot {
             (Some(served), false) => Arc::clone(served),
             _ => model.into(),
         };
-        Ok(Routed { pool: Arc::clone(pool), target_model, route: Some(Arc::clone(&drawn.route.label)) })
+        let route = drawn.route;
+        Ok(Routed {
+            pool: Arc::clone(pool),
+            target_model,
+            route: Some(Arc::clone(&route.label)),
+            limit: route.limit.clone(),
+        })
     }
 }
 

@@ -4,9 +4,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders and files that must stay free of gRPC, HTTP and clusters, and of everything above them.
-const PURE: [&str; 14] = [
-    "decision", "document", "index", "metrics", "plugins", "prompt", "refusal", "request", "route",
-    "schedule", "session", "snapshot", "state", "usage",
+const PURE: [&str; 15] = [
+    "admission",
+    "decision",
+    "document",
+    "index",
+    "metrics",
+    "plugins",
+    "prompt",
+    "refusal",
+    "request",
+    "route",
+    "schedule",
+    "session",
+    "snapshot",
+    "state",
+    "usage",
 ];
 const FOREIGN: [&str; 9] =
     ["tonic", "hyper", "kube", "redis", "axum", "envoy_types", "hyper_util", "prost", "anyhow"];

@@ -56,6 +56,7 @@ mod cases {
     mod parsing;
     mod performance;
     mod protocol;
+    mod ratelimit;
     mod routing;
     mod scheduling;
 }
@@ -69,6 +70,7 @@ mod feeds {
 
 /// What an ext_proc client of llm-d's kind sees.
 mod extproc {
+    mod limits;
     mod pools;
     mod queues;
     mod reports;

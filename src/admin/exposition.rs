@@ -2,6 +2,7 @@
 
 mod caches;
 mod cluster;
+mod limits;
 mod queues;
 mod tokenizing;
 
@@ -20,6 +21,7 @@ use prometheus_client::registry::Registry;
 
 use super::Documents;
 use crate::admission::Admission;
+use crate::admission::limits::Limiter;
 use crate::decide::Tokenizing;
 use crate::feed::kube::Watches;
 use crate::feed::kv_events::{EventFeed, GAP_OUTCOMES, Skip};
@@ -53,6 +55,8 @@ pub struct Sources {
     pub scraper: Scraper,
     /// What is known of caches.
     pub scheduler: Arc<Scheduler>,
+    /// Token limits.
+    pub limiter: Arc<Limiter>,
     /// Tokenizing here.
     pub tokenizing: Arc<Tokenizing>,
     /// Tokenizing elsewhere.
@@ -89,6 +93,7 @@ impl Collector for Sources {
         tokens(&mut encoder, &self.metrics, &snapshot)?;
         caches::caches(&mut encoder, &self.metrics, &snapshot, &self.scheduler)?;
         tokenizing::tokenizing(&mut encoder, &self.metrics, &self.tokenizing, &self.renderer)?;
+        limits::limits(&mut encoder, &self.metrics, &self.limiter)?;
         cluster::cluster(&mut encoder, &self.watches, &self.documents.read())?;
         process(&mut encoder, &self.metrics)
     }
@@ -364,7 +369,7 @@ fn process(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics) -> fmt::Resul
     let mut family = Family::new(encoder, "access_log_entries", help, MetricType::Counter)?;
     family.counter([("joined", "yes")], get(&metrics.access_log_joined))?;
     family.counter([("joined", "foreign")], get(&metrics.access_log_foreign))?;
-    let help = "Calls of the access-log service refused because the caller is not trusted";
+    let help = "Calls of the access-log and rate limit services refused because the caller is not trusted";
     let mut family = Family::new(encoder, "untrusted_calls", help, MetricType::Counter)?;
     family.counter([], get(&metrics.untrusted_calls))?;
     let help = "TLS handshakes of the gRPC port that failed";

@@ -150,7 +150,8 @@ impl Cluster {
 
     fn stand(&mut self, standing: Standing) {
         self.effect.stand(standing.world);
-        if let Some(objects) = standing.objects {
+        if let Some(mut objects) = standing.objects {
+            self.effect.judge(&mut objects.read);
             self.effect.show(objects.read.clone());
             self.objects = objects;
             self.effect.tell();

@@ -42,13 +42,22 @@ impl Effect {
         admin.scraper.follow(&snapshot.endpoints);
         admin.events.follow(&snapshot.endpoints);
         let pools = snapshot.pools.clone();
+        // Before the snapshot: a request that sees a limit finds its bucket.
+        admin.doors.watched().follow(snapshot.routes.all().iter().filter_map(|route| route.limit.as_ref()));
         admin.shared.decider.store.replace(snapshot);
         admin.shared.decider.admission.follow(&pools);
         self.forget_the_gone();
     }
 
+    /// Adds what only the flags tell to what is wrong with documents.
+    pub fn judge(&self, lowered: &mut Lowered) {
+        let limiter = self.admin.doors.watched();
+        lowered.judge_stores(|address| limiter.allows(address));
+    }
+
     /// Shows documents and what is wrong with them; what is new of that is logged.
     pub fn show(&mut self, mut lowered: Lowered) {
+        self.judge(&mut lowered);
         let settings = self.admin.shared.decider.tokenizing.sources.load();
         let unlisted = lowered.tokenizer_urls.iter().filter(|(url, _)| !settings.lists(url));
         lowered.problems.extend(unlisted.map(|(_, problem)| problem.clone()));

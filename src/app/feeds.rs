@@ -1,22 +1,26 @@
 //! Where resources, configuration and signals come from, first at the start and then whenever they change.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::effect::{Effect, report};
 use crate::admin::Admin;
 use crate::admission::QueueSettings;
-use crate::args::{AdmissionArgs, ServeArgs};
+use crate::admission::limits::{Doors, Limiter, Outage};
+use crate::args::{AdmissionArgs, Enforcement, Secret, ServeArgs};
 use crate::config::{self, TokenizerSettings};
 use crate::decide::{Tokenizing, Wait};
 use crate::document::Problem;
 use crate::feed::file::{self, Resources, Timing, Watch};
 use crate::feed::kv_events::EventFeed;
+use crate::feed::redis::limits::{Allowed, OnHealth, RedisStores};
 use crate::feed::redis::{Address, Connection, Health, RedisIndex};
 use crate::feed::render::Renderer;
 use crate::feed::scrape::{ScrapeConfig, Scraper};
@@ -132,6 +136,50 @@ pub fn tokenizing(
         .context("the threads that tokenize cannot be started")?;
     let wait = Wait { least: args.tokenize_least_wait, most: args.tokenize_most_wait };
     Ok(Tokenizing { service: Some(service), sources: ArcSwap::new(sources), wait })
+}
+
+/// The limiter and its door.
+pub fn doors(
+    args: &ServeArgs,
+    metrics: &Arc<Metrics>,
+    replica: &str,
+    stop: &CancellationToken,
+    tasks: &TaskTracker,
+) -> Result<Doors> {
+    let redis_url = args.redis_url.as_ref().map(Secret::expose);
+    let allowed = Allowed::by_flags(redis_url, args.redis_allow.iter().map(Secret::expose))?;
+    let outage = args.admission.limit_outage;
+    let on_health = limiter_health(Arc::clone(metrics), outage);
+    let stores = RedisStores::new(allowed, replica, on_health, stop.clone(), tasks.clone());
+    let limiter = Arc::new(Limiter::new(args.admission.limits(), Some(Arc::new(stores))));
+    Ok(match args.admission.limit_enforcement {
+        Enforcement::Picker => Doors::Picker(limiter),
+        Enforcement::Envoy => Doors::Envoy(limiter),
+    })
+}
+
+/// Says how stores do: the gauge is 1 while any does not answer.
+fn limiter_health(metrics: Arc<Metrics>, outage: Outage) -> OnHealth {
+    let failing: Mutex<HashSet<String>> = Mutex::default();
+    let meanwhile = match outage {
+        Outage::Local => "each replica counts its part of the limits",
+        Outage::Open => "nothing is limited",
+        Outage::Closed => "limited requests are answered 503",
+    };
+    Arc::new(move |address, health| {
+        let mut failing = failing.lock();
+        match health {
+            Health::Well => {
+                failing.remove(&address.to_string());
+                tracing::info!(redis = %address, "the Redis of token limits answers");
+            }
+            Health::Failing(why) => {
+                failing.insert(address.to_string());
+                tracing::warn!(redis = %address, why, meanwhile, "the Redis of token limits does not answer");
+            }
+        }
+        metrics.set_degraded(Degraded::Limiter, !failing.is_empty());
+    })
 }
 
 /// The block index in Redis, if the flags name one.

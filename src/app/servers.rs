@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use envoy_types::pb::envoy::service::accesslog::v3::access_log_service_server::AccessLogServiceServer;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -18,6 +19,7 @@ use crate::admin::{self, Admin};
 use crate::args::{PoolPort, ServeArgs};
 use crate::extproc::ExtProc;
 use crate::extproc::access_log::AccessLog;
+use crate::extproc::rate_limit::TokenLimits;
 use crate::state::ObjectName;
 use crate::tls::{Tls, incoming};
 use crate::trust::Trust;
@@ -104,11 +106,17 @@ impl Ports {
             Arc::clone(&shared.metrics),
             Trust::new(args.trusted_clients.clone()),
         ));
+        let token_limits = RateLimitServiceServer::new(TokenLimits::new(
+            admin.doors.clone(),
+            Arc::clone(&shared.metrics),
+            Trust::new(args.trusted_clients.clone()),
+        ));
         let listeners = self.pools.into_iter().map(|(listener, pool)| (listener, Some(pool)));
         let servers = std::iter::once((self.grpc, None)).chain(listeners).map(|(listener, pool)| {
             let grpc = server_builder()
                 .add_service(ext_proc(pool))
                 .add_service(access_log.clone())
+                .add_service(token_limits.clone())
                 .add_service(health(closing));
             let connections = incoming(listener, tls.cloned(), Arc::clone(&shared.metrics));
             grpc.serve_with_incoming_shutdown(connections, closing.clone().cancelled_owned())

@@ -17,7 +17,7 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Parser, ValueEnum};
 
 pub use accepted::AcceptedArgs;
-pub use admission::{AdmissionArgs, Switch};
+pub use admission::{AdmissionArgs, Enforcement, Switch};
 pub use kubernetes::{KubernetesArgs, Selector, TargetPorts};
 pub use limits::LimitArgs;
 pub use log::{LogArgs, LogFormat, ZapLevel};
@@ -113,6 +113,17 @@ pub struct ServeArgs {
     /// last two with TLS as rediss+cluster and rediss+sentinel.
     #[arg(long, value_name = "URL", env = "PILOTFISH_REDIS_URL", hide_env_values = true)]
     pub redis_url: Option<Secret>,
+    /// Redis servers beside that of --redis-url that limits of ModelRoutes (`global.redis.address`) may name: HOST:PORT, or a
+    /// URL that brings login, database and TLS for its host and port. A limit at any other is counted by each replica for
+    /// itself. Repeatable.
+    #[arg(
+        long,
+        value_name = "HOST:PORT|URL,...",
+        value_delimiter = ',',
+        env = "PILOTFISH_REDIS_ALLOW",
+        hide_env_values = true
+    )]
+    pub redis_allow: Vec<Secret>,
     /// Let clients choose endpoints, as the conformance tests of gateways do: the request header
     /// `test-epp-endpoint-selection` restricts candidates before any other restriction, and the response header
     /// `x-conformance-test-served-endpoint` says who served.

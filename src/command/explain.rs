@@ -106,6 +106,7 @@ async fn offline(
         scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), std::time::Duration::from_secs(2))),
         tokenizing: Arc::default(),
         shared: None,
+        limiter: None,
         metrics: Arc::new(Metrics::default()),
         settings: Settings::default(),
     };

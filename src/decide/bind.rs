@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{Arrived, Body, Chunks, Decider, Served, UsageInjection};
 use crate::admission::Permit;
+use crate::admission::limits::Limiting;
 use crate::decision::Record;
 use crate::metrics::Stage;
 use crate::prompt::Prepared;
@@ -37,6 +38,8 @@ pub(super) struct Ready {
     pub pipeline: Arc<Pipeline>,
     pub prompt: Prepared,
     pub seed: u64,
+    /// Given back if no endpoint is found.
+    pub limiting: Limiting,
 }
 
 impl Decider {
@@ -47,7 +50,7 @@ impl Decider {
         ready: Ready,
         mut permit: Option<Permit>,
     ) -> Result<Served, Refusal> {
-        let Ready { mut arrived, request, decoded, routed, pipeline, prompt, seed } = ready;
+        let Ready { mut arrived, request, decoded, routed, pipeline, prompt, seed, limiting } = ready;
         let began = Instant::now();
         let detail = self.detail(seed, &routed);
         let sessions = self.sessions(&pipeline, &arrived.head, &routed.pool);
@@ -83,6 +86,7 @@ impl Decider {
         Ok(Served {
             tokens,
             sessions,
+            limiting,
             reports: Arc::clone(&pipeline.reports),
             ranked: picked.ranked,
             leg: picked.leg,
@@ -97,6 +101,7 @@ impl Decider {
             prefill: routed.pool.memory.learned.expected_prefill(uncached),
             stream: request.stream,
             answers: request.n,
+            most_output: request.most_output(),
         })
     }
 

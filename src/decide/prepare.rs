@@ -69,7 +69,8 @@ impl Tokenizing {
 }
 
 impl Decider {
-    /// Cuts the prompt in every way that the profile asks for; waits for its token ids as long as they are worth it.
+    /// Cuts the prompt in every way that the profile asks for; waits for its token ids as long as they are worth it. A limit
+    /// on input tokens asks for them too, to count them.
     pub(super) async fn prepare(
         &self,
         record: &mut Record,
@@ -92,12 +93,14 @@ impl Decider {
         for &bytes in &pipeline.heads {
             prompt.add_head(bytes, render);
         }
-        if pipeline.tokens
-            && let Some(ids) = self.ids(routed, request, path, body).await
-        {
+        let counts = routed.limit.as_ref().is_some_and(|limit| limit.rates.input.is_some());
+        let ids = if pipeline.tokens || counts { self.ids(routed, request, path, body).await } else { None };
+        if let Some(ids) = &ids {
             let further = tokens - request.prompt.estimated_tokens_of_first().min(tokens);
             prompt.tokens = ids.len() as u64 + further;
             prompt.counted = true;
+        }
+        if let Some(ids) = ids.filter(|_| pipeline.tokens) {
             let model = &*routed.target_model;
             let adapter = pool.is_adapter(model).then_some(model);
             let block = engine_block.unwrap_or(USUAL_BLOCK);

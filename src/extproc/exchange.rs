@@ -26,9 +26,10 @@ use tokio::time::Instant;
 use super::budget::{Budget, Held};
 use super::mode::{BodyMode, Modes};
 use super::{Options, message, reply};
+use crate::admission::limits::Limiting;
 use crate::decide::{Arrived, Body, Chunks, Served};
 use crate::decision::Record;
-use crate::refusal::{Reason, Refusal};
+use crate::refusal::{Reason, Refusal, Standing};
 use crate::request::Edits;
 use crate::request::head::Head;
 use crate::schedule::Subset;
@@ -100,6 +101,10 @@ pub struct Exchange {
     withhold_usage: bool,
     tokens: Option<Box<Issuer>>,
     reports: Arc<[Arc<Attribute>]>,
+    /// What the client has left of a limit.
+    standing: Option<Standing>,
+    /// Whether Envoy charges by what it is told.
+    charged_by_envoy: bool,
     /// What has been seen of the response.
     pub progress: Progress,
 }
@@ -134,6 +139,8 @@ impl Exchange {
             withhold_usage: false,
             tokens: None,
             reports: Arc::default(),
+            standing: None,
+            charged_by_envoy: false,
             progress: Progress::default(),
         }
     }
@@ -367,6 +374,8 @@ impl Exchange {
         self.withhold_usage = served.withhold_usage;
         self.tokens = served.tokens.take();
         self.reports = Arc::clone(&served.reports);
+        self.standing = served.limiting.standing();
+        self.charged_by_envoy = matches!(served.limiting, Limiting::ByEnvoy(_));
         self.progress.decided = Some(now);
         self.phase = Phase::Responding;
         Ok(())

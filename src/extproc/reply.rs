@@ -17,9 +17,10 @@ use envoy_types::pb::google::protobuf::{self as pb, Struct, Value};
 use smallvec::SmallVec;
 
 use super::message::{LB_NAMESPACE, OWN_NAMESPACE};
+use crate::admission::limits::Limiting;
 use crate::decide::Served;
 use crate::decision::Record;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Standing};
 use crate::request::head::Head;
 use crate::session::{Carrier, Issuer};
 use crate::state::Endpoint;
@@ -64,6 +65,26 @@ pub fn response_headers(set_headers: Vec<HeaderValueOption>) -> ProcessingRespon
 /// The response header that tells conformance tests who has served.
 pub fn served_header(address: &str) -> HeaderValueOption {
     set_header(SERVED_FOR_TESTS, address.to_owned())
+}
+
+/// Headers that tell the client what it has left of a limit.
+pub fn standing_headers(standing: &Standing) -> impl Iterator<Item = HeaderValueOption> + use<> {
+    standing.headers().into_iter().map(|(name, value)| set_header(name, value.to_string()))
+}
+
+/// What Envoy's files make headers and descriptors of, where limits are.
+fn limit_fields(limiting: &Limiting, own: &mut HashMap<String, Value>) {
+    match limiting {
+        Limiting::Unlimited => {}
+        Limiting::ByEnvoy(limit) => {
+            own.insert("limit".to_owned(), string(limit.route.to_string()));
+        }
+        Limiting::Charged(_) => {
+            for (name, value) in limiting.standing().iter().flat_map(Standing::headers) {
+                own.insert(name.trim_start_matches("x-").replace('-', "_"), string(value.to_string()));
+            }
+        }
+    }
 }
 
 /// Response headers that tell the client where its session is bound.
@@ -181,6 +202,7 @@ pub fn metadata(served: &Served, record: &Record, with_scores: bool) -> Struct {
         own.insert("user".to_owned(), string(user.to_owned()));
     }
     own.insert("prompt_tokens".to_owned(), number(record.prompt_tokens));
+    limit_fields(&served.limiting, &mut own);
     if let Some(tokens) = &served.tokens {
         own.insert("session".to_owned(), structure(session_by_address(tokens)));
     }
@@ -301,6 +323,7 @@ pub fn refused(refusal: &Refusal) -> ProcessingResponse {
     if let Some(after) = refusal.retry_after {
         headers.push(set_header("retry-after", after.as_secs().max(1).to_string()));
     }
+    headers.extend(refusal.standing.iter().flat_map(standing_headers));
     immediate(
         reason.status(),
         headers,

@@ -393,7 +393,9 @@ impl Drop for Driver {
         }
         let Some(Serving { served, record }) = self.serving.take() else { return };
         self.exchange.note_scanned();
-        let Served { ranked, leg, permit, stream, answers, forecast, sessions, .. } = *served;
+        let Served {
+            ranked, leg, permit, stream, answers, most_output, forecast, sessions, limiting, ..
+        } = *served;
         let booked = record.legs.first();
         self.shared.ledger.close(Closing {
             pool: Arc::clone(&leg.pool),
@@ -406,8 +408,10 @@ impl Drop for Driver {
             uncached: booked.map_or(0, |leg| leg.reserved_prefill),
             expected_output: booked.map_or(0, |leg| leg.reserved_decode),
             answers,
+            most_output,
             forecast,
             sessions,
+            charge: limiting.into_charge(),
             record,
             lasted: None,
             sees_response_body: self.exchange.sees_response_body(),
@@ -463,6 +467,7 @@ mod tests {
                 scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), Duration::from_secs(2))),
                 tokenizing: Arc::default(),
                 shared: None,
+                limiter: None,
                 metrics: Arc::clone(&metrics),
                 settings: Settings::default(),
             },

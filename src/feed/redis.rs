@@ -1,11 +1,12 @@
-//! Reads the block index that Kthena's engines share in Redis.
+//! What is shared in Redis: the block index of Kthena's engines, and the token buckets of replicas.
 //!
-//! `address` says where Redis is, `link` speaks to it, `connection` keeps a link, and [`RedisIndex`] answers questions over
-//! it: one round trip a question, one question for all who ask the same within a second, and nobody waits past a deadline.
+//! `address` says where Redis is, `link` speaks to it, `connection` keeps a link. `limits` keeps buckets, and [`RedisIndex`]
+//! answers questions about blocks: one round trip a question, one question for all who ask the same within a second, and nobody waits past a deadline.
 
 pub mod address;
 mod answers;
 pub mod connection;
+pub mod limits;
 pub mod link;
 
 use std::sync::Arc;

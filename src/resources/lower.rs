@@ -1,6 +1,7 @@
 //! From documents to a world: every problem that a document alone, or all of them together, can show.
 
 mod events;
+mod limits;
 mod pods;
 mod pools;
 mod rewrites;
@@ -69,6 +70,8 @@ pub struct Lowered {
     pub dump: Vec<Dumped>,
     /// URLs of tokenizers that documents name, each with the error it is unless the configuration lists it.
     pub tokenizer_urls: Vec<(Arc<str>, Problem)>,
+    /// Addresses of stores that limits name, each with the warning it is unless the flags allow it.
+    pub limit_stores: Vec<(Arc<str>, Problem)>,
 }
 
 /// A document as written.
@@ -91,7 +94,15 @@ impl Lowered {
             problems: self.problems.clone(),
             dump: self.dump.clone(),
             tokenizer_urls: self.tokenizer_urls.clone(),
+            limit_stores: self.limit_stores.clone(),
         }
+    }
+
+    /// Warns of the stores of limits that are not allowed.
+    pub fn judge_stores(&mut self, allowed: impl Fn(&str) -> bool) {
+        let named = std::mem::take(&mut self.limit_stores);
+        self.problems.extend(named.into_iter().filter(|(at, _)| !allowed(at)).map(|(_, problem)| problem));
+        self.problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
     }
 
     /// Whether anything is an error.
@@ -198,6 +209,7 @@ struct Reader {
     rewrites: Vec<Located<InferenceModelRewriteSpec>>,
     dump: Vec<Dumped>,
     tokenizer_urls: Vec<(Arc<str>, Problem)>,
+    limit_stores: Vec<(Arc<str>, Problem)>,
 }
 
 impl Reader {
@@ -305,6 +317,7 @@ impl Reader {
             problems,
             dump: self.dump,
             tokenizer_urls: self.tokenizer_urls,
+            limit_stores: self.limit_stores,
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ahash::AHashMap;
 
 use super::{Question, RequestMatch};
+use crate::admission::limits::Limit;
 use crate::refusal::{Reason, Refusal};
 use crate::state::ObjectName;
 
@@ -23,6 +24,8 @@ pub struct Route {
     pub adapters: Vec<Arc<str>>,
     /// Rules in order.
     pub rules: Vec<Rule>,
+    /// Tokens it may take.
+    pub limit: Option<Arc<Limit>>,
 }
 
 /// One rule of a route.

@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering;
 
 use super::progress::{AccessLogFacts, Progress};
 use super::{Closing, Ledger, learn, log};
+use crate::admission::limits::{Charge, Tokens};
 use crate::decision::Outcome;
 use crate::metrics::{Degraded, PoolMetrics};
+use crate::request::BYTES_PER_TOKEN;
 use crate::state::pool::BrokenCause;
 use crate::state::signals::Millis;
 use crate::state::{Endpoint, Member};
@@ -59,6 +61,9 @@ impl Ledger {
             counted.time_to_first_token.observe(first_token.as_secs_f64());
         }
         let usage = settle_usage(&closing, facts, outcome, status);
+        if let Some(charge) = closing.charge.take() {
+            settle_charge(*charge, usage.map(|(usage, _)| usage), outcome, status);
+        }
         if let Some((usage, source)) = usage {
             self.note_source(source);
             self.metrics.usage[source as usize].fetch_add(1, Ordering::Relaxed);
@@ -229,19 +234,46 @@ fn settle_usage(
     if closing.record.prompt_tokens == 0 && closing.expected_output == 0 {
         return None;
     }
-    let learned = &closing.pool.memory.learned;
     let bytes = progress.response_bytes.max(facts.map_or(0, |f| f.response_bytes));
-    let per_token = if closing.stream {
-        learned.stream_bytes_per_token.get()
-    } else {
-        learned.whole_bytes_per_token.get()
-    };
-    let completion = match per_token {
-        Some(per_token) if bytes > 0 => (bytes as f64 / per_token).round() as u64,
-        _ if outcome == Outcome::Broken => 0,
-        _ => closing.expected_output,
-    };
+    let completion = estimate_output(closing, bytes, outcome);
     Some((Usage { prompt: closing.record.prompt_tokens, completion, cached: None }, UsageSource::Estimate))
+}
+
+/// Output tokens by what was seen of the response; never 0 where something was, and never more than was asked for.
+fn estimate_output(closing: &Closing, bytes: u64, outcome: Outcome) -> u64 {
+    let learned = &closing.pool.memory.learned;
+    let per_token =
+        if closing.stream { &learned.stream_bytes_per_token } else { &learned.whole_bytes_per_token };
+    let seen = match (per_token.get(), closing.progress.events) {
+        _ if bytes == 0 => None,
+        (Some(per_token), _) => Some((bytes as f64 / per_token).round() as u64),
+        (None, 1..) => Some(closing.progress.events),
+        (None, 0) if outcome == Outcome::Broken => Some(bytes / BYTES_PER_TOKEN as u64),
+        (None, 0) => None,
+    };
+    let most = closing.most_output.unwrap_or(u64::MAX);
+    match seen {
+        Some(tokens) => tokens.max(1).min(most),
+        None if outcome == Outcome::Broken => 0,
+        None => closing.expected_output,
+    }
+}
+
+/// Replaces a charge by what was used. A request that was answered an error comes back whole.
+fn settle_charge(charge: Charge, usage: Option<Usage>, outcome: Outcome, status: u16) {
+    let taken = charge.taken();
+    match usage {
+        Some(usage) => {
+            // A witness that counts answers only says nothing of the prompt.
+            let input = if usage.prompt > 0 { usage.prompt } else { taken.input };
+            charge.settle(Tokens { input, output: usage.completion });
+        }
+        // The client left before the first byte: its prompt was read all the same.
+        None if outcome == Outcome::Aborted && (status == 0 || (200..300).contains(&status)) => {
+            charge.settle(Tokens { output: 0, ..taken });
+        }
+        None => drop(charge),
+    }
 }
 
 fn count_usage(counted: &PoolMetrics, endpoint: Option<&Endpoint>, usage: Usage) {

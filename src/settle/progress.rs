@@ -33,6 +33,8 @@ pub struct Progress {
     pub served: Option<SocketAddr>,
     /// Body bytes seen.
     pub response_bytes: u64,
+    /// Events with data seen, about one a token; 0 where the body is no stream.
+    pub events: u64,
     /// Usage from Envoy's own filter.
     pub usage_in_trailers: Option<Usage>,
     /// Usage from our scanner.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base64_of::decode;
@@ -16,6 +17,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value as ProtoValue};
 use futures::StreamExt;
 use pilotfish::extproc::POOL_METADATA;
+use pilotfish::extproc::stream::replies_to;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -73,12 +75,7 @@ impl Stream {
             self.modes = Some(modes(&first["protocol_config"]));
             return;
         }
-        let message = ProcessingRequest {
-            request: Some(request(step)),
-            metadata_context: step.get("metadata").map(metadata),
-            protocol_config: self.modes.take(),
-            ..ProcessingRequest::default()
-        };
+        let message = message(step, self.modes.take());
         // The picker may have ended the stream, as after a refusal.
         let _ = self.to.as_ref().expect("the stream was half-closed").send(message);
     }
@@ -141,6 +138,34 @@ impl Stream {
 /// Sends all steps and takes everything that comes.
 pub async fn run(picker: &Picker, steps: &[Value]) -> Replies {
     Stream::of(picker, steps).await.finish().await
+}
+
+/// The same without a socket between: time that is paused stands still.
+pub async fn run_inside(picker: &Picker, steps: &[Value]) -> Replies {
+    let first = steps.first().and_then(|step| step.get("first_message"));
+    let mut told = first.map(|first| modes(&first["protocol_config"]));
+    let messages: Vec<_> =
+        steps.iter().skip(usize::from(told.is_some())).map(|step| Ok(message(step, told.take()))).collect();
+    let shared = Arc::clone(&picker.app.admin.shared);
+    let mut from = replies_to(shared, None, futures::stream::iter(messages).boxed());
+    let mut replies = Replies::default();
+    while let Some(reply) = from.next().await {
+        match reply {
+            Ok(reply) => replies.all.push(reply),
+            Err(status) => replies.failed = Some(status),
+        }
+    }
+    replies
+}
+
+/// A step as a message.
+pub fn message(step: &Value, protocol_config: Option<ProtocolConfiguration>) -> ProcessingRequest {
+    ProcessingRequest {
+        request: Some(request(step)),
+        metadata_context: step.get("metadata").map(metadata),
+        protocol_config,
+        ..ProcessingRequest::default()
+    }
 }
 
 /// Runs many requests, so many at a time, each sent whole and ended without a response.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use redis::Client;
 use redis::aio::MultiplexedConnection;
+use redis::{Client, Cmd, FromRedisValue};
 use tempfile::TempDir;
 
 use super::eventually::eventually;
@@ -66,6 +66,24 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// Its `host:port`.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The answer to a command.
+    pub async fn call<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let mut client = self.client().await;
+        command(words).query_async(&mut client).await.unwrap()
+    }
+
+    /// Runs a command with a password.
+    pub async fn call_as(&self, password: &str, words: &[&str]) {
+        let client = Client::open(format!("redis://:{password}@127.0.0.1:{}", self.port)).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        command(words).exec_async(&mut connection).await.unwrap();
+    }
+
     /// A connection that was answered.
     pub async fn client(&self) -> MultiplexedConnection {
         eventually("Redis answers", async || {
@@ -95,6 +113,12 @@ impl RedisServer {
         claimed.sort();
         claimed
     }
+}
+
+fn command(words: &[&str]) -> Cmd {
+    let mut command = redis::cmd(words[0]);
+    command.arg(&words[1..]);
+    command
 }
 
 impl Drop for RedisServer {

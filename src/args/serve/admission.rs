@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use crate::admission::limits::{self, Outage, Reserve};
 use crate::admission::{QueueSettings, Source};
 use crate::args::units;
 
@@ -33,6 +34,21 @@ pub struct AdmissionArgs {
     /// Most requests that wait for the first endpoint of a pool.
     #[arg(long, value_name = "N", default_value_t = 1_000, env = "PILOTFISH_HOLD_REQUESTS")]
     pub hold_requests: usize,
+    /// Who enforces token limits of ModelRoutes: the picker, which answers 429 itself, or Envoy's rate limit filter, which asks
+    /// the rate limit service of the gRPC port. Never both: tokens would be charged twice.
+    #[arg(long, value_enum, default_value_t, env = "PILOTFISH_LIMIT_ENFORCEMENT")]
+    pub limit_enforcement: Enforcement,
+    /// Output tokens that a request is charged before it goes. What it really used replaces them at its end; without a
+    /// reservation, what is used beyond the limit becomes debt, and the next request waits until that is paid.
+    #[arg(long, value_enum, default_value_t, env = "PILOTFISH_LIMIT_RESERVE_OUTPUT")]
+    pub limit_reserve_output: Reserve,
+    /// Output tokens reserved for each answer of a request that has no bound of its own, with --limit-reserve-output max-tokens.
+    #[arg(long, value_name = "N", default_value_t = 200, env = "PILOTFISH_LIMIT_DEFAULT_OUTPUT")]
+    pub limit_default_output: u64,
+    /// What becomes of requests while the Redis of a global limit does not answer: local, each replica counts its part of the
+    /// limit; open, all go; closed, all are answered 503.
+    #[arg(long, value_enum, default_value_t, env = "PILOTFISH_LIMIT_OUTAGE")]
+    pub limit_outage: Outage,
 }
 
 /// On or off.
@@ -42,6 +58,16 @@ pub enum Switch {
     On,
     /// Off.
     Off,
+}
+
+/// Who enforces token limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Enforcement {
+    /// The picker.
+    #[default]
+    Picker,
+    /// Envoy's rate limit filter.
+    Envoy,
 }
 
 impl AdmissionArgs {
@@ -59,6 +85,15 @@ impl AdmissionArgs {
         settings.hold = self.hold_timeout.unwrap_or(settings.hold);
         settings.hold_requests = self.hold_requests;
         settings
+    }
+
+    /// How limits are counted.
+    pub fn limits(&self) -> limits::Settings {
+        limits::Settings {
+            reserve: self.limit_reserve_output,
+            default_output: self.limit_default_output,
+            outage: self.limit_outage,
+        }
     }
 
     /// Attributes of Envoy that identities may stand in.

@@ -9,7 +9,7 @@ use crate::extproc::{message, reply};
 use crate::session::Issuer;
 use crate::settle::UpstreamFacts;
 use crate::state::Endpoint;
-use crate::usage::{Forward, Scanner};
+use crate::usage::{Forward, Scanner, Usage};
 
 impl Exchange {
     pub(super) fn response_headers(
@@ -32,6 +32,7 @@ impl Exchange {
             .map(|(tokens, endpoint)| reply::session_headers(tokens, endpoint))
             .unwrap_or_default();
         set.extend(told_to_tests.map(reply::served_header));
+        set.extend(self.standing.iter().flat_map(reply::standing_headers));
         out.push_back(reply::response_headers(set));
         self.progress.response_begun = true;
         self.progress.complete |= headers.end_of_stream;
@@ -141,6 +142,7 @@ impl Exchange {
     pub fn note_scanned(&mut self) {
         if let Some(scanner) = &self.scanner {
             self.progress.usage_scanned = scanner.usage();
+            self.progress.events = scanner.events();
             self.progress.saw_error = scanner.saw_error();
             self.progress.saw_done = scanner.saw_done();
         }
@@ -148,8 +150,13 @@ impl Exchange {
 
     /// The last reply of a response tells Envoy what it cost, for its logs and limits.
     fn attach_usage(&self, out: &mut Outbox) {
-        if let (Some(usage), Some(last)) = (self.progress.usage(), out.back_mut()) {
+        let Some(last) = out.back_mut() else { return };
+        if let Some(usage) = self.progress.usage() {
             last.dynamic_metadata = Some(reply::usage(&usage, &self.reports));
+        } else if self.charged_by_envoy && self.progress.events > 0 {
+            // Nobody counts: about one token an event.
+            let seen = Usage { completion: self.progress.events, ..Usage::default() };
+            last.dynamic_metadata = Some(reply::usage(&seen, &[]));
         }
     }
 }

@@ -8,7 +8,8 @@ use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, TlsMode, Value,
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, RedisResult,
+    ScriptInvocation, TlsMode, Value,
 };
 
 use super::address::{Address, Deployment, Sentinels};
@@ -73,6 +74,16 @@ impl Link {
                     _ => Err(RedisError::from((ErrorKind::Io, "the master has become a replica"))),
                 }
             }
+        }
+    }
+
+    /// Runs a script, which Redis is sent only if it does not know it.
+    pub async fn run<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> RedisResult<T> {
+        match self {
+            Link::One(connection) | Link::Master(connection) => {
+                script.invoke_async(&mut connection.clone()).await
+            }
+            Link::Cluster(connection) => script.invoke_async(&mut connection.clone()).await,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use regex::{Regex, RegexBuilder};
 
-use super::{Located, Origin, Reader};
+use super::{Located, Origin, Reader, limits};
 use crate::document::{About, Place, Problems, nearest};
 use crate::resources::ModelRouteSpec;
 use crate::resources::model_route::{ModelMatch, Rule as RuleSpec, StringMatch};
@@ -18,6 +18,7 @@ const REGEX_BYTES: usize = 256 << 10;
 impl Reader {
     pub(super) fn routes(&mut self, pools: &[PoolName]) -> Vec<Route> {
         let mut routes = Vec::new();
+        let mut limits = Vec::new();
         let known = Known { pools, alone: self.origin == Origin::Review };
         for document in &self.routes {
             let problems = &mut self.problems[document.file];
@@ -40,6 +41,9 @@ impl Reader {
                 problems.error(place, "an adapter without a name", Some("remove it".to_owned()));
             }
             warn_ineffective(problems, document);
+            let (limit, store) = limits::limit(problems, document, model.as_ref());
+            limits.push(limit);
+            self.limit_stores.extend(store);
             let rules = (0..spec.rules.len()).filter_map(|at| rule(problems, document, at, &known)).collect();
             routes.push(Route {
                 label: document.name.to_string().into(),
@@ -53,8 +57,10 @@ impl Reader {
                     .map(|n| n.as_str().into())
                     .collect(),
                 rules,
+                limit: None,
             });
         }
+        Self::tell_limits_apart(&mut routes, limits);
         self.report_hidden(&routes);
         routes
     }
@@ -113,14 +119,6 @@ impl Known<'_> {
 
 fn warn_ineffective(problems: &mut Problems, document: &Located<ModelRouteSpec>) {
     let spec = &document.spec;
-    if spec.rate_limit.is_some() {
-        let advice = Some("limits come with a later version; until then set them in Envoy".to_owned());
-        problems.warning(
-            document.place(&["spec", "rateLimit"]),
-            "rateLimit has no effect in this version",
-            advice,
-        );
-    }
     if !spec.parent_refs.is_empty() {
         let place = document.place(&["spec", "parentRefs"]);
         problems.warning(

@@ -1,0 +1,159 @@
+//! Token limits through Envoy's rate limit filter, as far as the filter is a gRPC client.
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf::UInt64Value;
+use serde_json::{Value, json};
+
+use crate::kit::eventually::within;
+use crate::kit::extproc::{CHAT, chat, headers, response, run};
+use crate::kit::picker::{Picker, Setup};
+use crate::kit::resources::{endpoint, route, server};
+
+const LIMIT: &str = "{inputTokensPerUnit: 100, outputTokensPerUnit: 50, unit: month}";
+
+fn resources(annotations: &str) -> String {
+    let limited = route(
+        "r",
+        &format!(
+            "  modelName: m\n  rules: [{{targetModels: [{{modelServerName: ms}}]}}]\n  rateLimit: {LIMIT}\n"
+        ),
+    );
+    let free = route("free", "  modelName: free\n  rules: [{targetModels: [{modelServerName: ms}]}]\n");
+    let limited = limited.replace("{name: r}", &format!("{{name: r{annotations}}}"));
+    server("ms", "m", "") + &endpoint("p0", "10.0.0.10:8000") + &limited + &free
+}
+
+fn by_envoy(annotations: &str) -> Setup {
+    Picker::with(&resources(annotations)).flag("--limit-enforcement", "envoy")
+}
+
+fn descriptor(limit: &str, user: &str, tokens: &str, hits: u64) -> RateLimitDescriptor {
+    let entry = |(key, value): (&str, &str)| Entry { key: key.to_owned(), value: value.to_owned() };
+    RateLimitDescriptor {
+        entries: [("limit", limit), ("user", user), ("tokens", tokens)].map(entry).into(),
+        hits_addend: Some(UInt64Value { value: hits }),
+        ..RateLimitDescriptor::default()
+    }
+}
+
+async fn ask(
+    picker: &Picker,
+    descriptors: Vec<RateLimitDescriptor>,
+) -> Result<RateLimitResponse, tonic::Status> {
+    let mut client = RateLimitServiceClient::new(picker.channel());
+    let request = RateLimitRequest { domain: "pilotfish".to_owned(), descriptors, hits_addend: 0 };
+    let answer = within("an answer", client.should_rate_limit(request)).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+/// What the filter asks before a request.
+fn before(user: &str, input: u64) -> Vec<RateLimitDescriptor> {
+    vec![descriptor("default/r", user, "input", input), descriptor("default/r", user, "output", 0)]
+}
+
+fn told<'a>(answer: &'a RateLimitResponse, name: &str) -> Option<&'a str> {
+    answer
+        .response_headers_to_add
+        .iter()
+        .find(|header| header.key == name)
+        .map(|header| header.value.as_str())
+}
+
+fn codes(answer: &RateLimitResponse) -> (Code, Vec<Code>) {
+    (answer.overall_code(), answer.statuses.iter().map(DescriptorStatus::code).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_filter_charges_the_prompt_and_reports_the_output() {
+    let picker = by_envoy("").start().await;
+    let answer = ask(&picker, before("", 40)).await.unwrap();
+    assert_eq!(codes(&answer), (Code::Ok, vec![Code::Ok, Code::Ok]));
+    let left: Vec<u32> = answer.statuses.iter().map(|status| status.limit_remaining).collect();
+    assert_eq!(left, [60, 50]);
+    assert_eq!(told(&answer, "x-ratelimit-remaining"), Some("60"));
+
+    // After the response nothing is refused, however much it was.
+    let report = vec![descriptor("default/r", "", "output", 80)];
+    assert_eq!(codes(&ask(&picker, report).await.unwrap()), (Code::Ok, vec![Code::Ok]));
+
+    let refused = ask(&picker, before("", 1)).await.unwrap();
+    assert_eq!(codes(&refused), (Code::OverLimit, vec![Code::Ok, Code::OverLimit]));
+    assert_eq!(told(&refused, "x-pilotfish-reason"), Some("limited"));
+    assert_eq!(told(&refused, "x-ratelimit-limit"), Some("50"));
+    // 31 tokens at 50 in 30 days, but for the milliseconds since.
+    let retry: u64 = told(&refused, "retry-after").unwrap().parse().unwrap();
+    assert!((1_607_000..=1_607_040).contains(&retry), "{retry}");
+    let body: Value = serde_json::from_slice(&refused.raw_body).unwrap();
+    assert_eq!(body["error"]["code"], "limited");
+    assert!(
+        body["error"]["message"].as_str().unwrap().contains("output token limit of ModelRoute default/r")
+    );
+    let limits = picker.json("/debug/limits").await;
+    assert_eq!(
+        (&limits["enforcement"], &limits["buckets"][0]["input"]),
+        (&json!("envoy"), &json!(60)),
+        "nothing was taken"
+    );
+    assert_eq!(
+        picker.metric("pilotfish_limit_rejections_total", &[("model", "m"), ("kind", "output")]).await,
+        1.0
+    );
+
+    // What was charged too much comes back.
+    let mut back = descriptor("default/r", "", "input", 15);
+    back.is_negative_hits = true;
+    ask(&picker, vec![back]).await.unwrap();
+    assert_eq!(picker.json("/debug/limits").await["buckets"][0]["input"], 75);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn identities_are_told_apart_where_the_route_says_so() {
+    let picker = by_envoy(", annotations: {pilotfish.dev/limit-per: identity}").start().await;
+    ask(&picker, before("alice", 100)).await.unwrap();
+    let of = async |user| codes(&ask(&picker, before(user, 1)).await.unwrap()).0;
+    assert_eq!((of("alice").await, of("bob").await, of("").await), (Code::OverLimit, Code::Ok, Code::Ok));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_is_not_there_limits_nothing_and_is_counted() {
+    let picker = by_envoy("").start().await;
+    let answer = ask(&picker, vec![descriptor("default/gone", "", "input", 1_000_000)]).await.unwrap();
+    assert_eq!(codes(&answer), (Code::Ok, vec![Code::Ok]));
+    assert_eq!(picker.metric("pilotfish_limit_descriptors_unknown_total", &[]).await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_picker_says_what_to_ask_about_and_charges_nothing_itself() {
+    let picker = by_envoy("").flag("--identity", "header:x-client").start().await;
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"hi there"}]}"#;
+    let request =
+        [headers("POST", CHAT, &[("x-client", "alice")], false), json!({"rb": {"text": body, "eos": true}})];
+    for _ in 0..3 {
+        let replies = run(&picker, &[&request[..], &response(40, 500)].concat()).await;
+        let told = |name| replies.metadata("pilotfish", name);
+        assert_eq!((told("limit").as_deref(), told("user").as_deref()), (Some("default/r"), Some("alice")));
+        assert_eq!((told("output_tokens").as_deref(), told("ratelimit_limit")), (Some("500"), None));
+        assert!(told("prompt_tokens").is_some());
+        assert_eq!(replies.response_header("x-ratelimit-limit"), None);
+    }
+    let free = run(&picker, &chat(&body.replace("\"m\"", "\"free\""))).await;
+    assert_eq!(free.metadata("pilotfish", "limit"), None);
+    assert_eq!(picker.json("/debug/limits").await["buckets"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_picker_enforces_the_filter_is_told_to_go() {
+    let picker = Picker::serve(&resources("")).await;
+    let status = ask(&picker, before("", 40)).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::FailedPrecondition);
+    assert!(status.message().contains("--limit-enforcement envoy"), "{}", status.message());
+    assert_eq!(picker.json("/debug/limits").await["buckets"], json!([]));
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"hi there"}]}"#;
+    let replies = run(&picker, &chat(body)).await;
+    assert_eq!(replies.metadata("pilotfish", "limit"), None);
+    assert_eq!(replies.metadata("pilotfish", "ratelimit_limit").as_deref(), Some("100"));
+}
