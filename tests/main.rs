@@ -18,6 +18,8 @@ mod kit {
     pub mod gateways;
     /// A client of gRPC health.
     pub mod health;
+    /// A request that waits for its response.
+    pub mod held;
     /// Helm, and what the chart renders.
     pub mod helm;
     /// A client of Envoy.
@@ -38,6 +40,8 @@ mod kit {
     pub mod replies;
     /// Resources as YAML.
     pub mod resources;
+    /// A server seen through a slow line.
+    pub mod slow;
     /// Certificates, and clients that go by them.
     pub mod tls;
 }
@@ -64,6 +68,7 @@ mod cases {
 /// What engines publish, over real sockets.
 mod feeds {
     mod kv_events;
+    mod limits;
     mod redis;
     mod zmtp;
 }

@@ -62,7 +62,10 @@ impl Ledger {
         }
         let usage = settle_usage(&closing, facts, outcome, status);
         if let Some(charge) = closing.charge.take() {
-            settle_charge(*charge, usage.map(|(usage, _)| usage), outcome, status);
+            let seen =
+                progress.response_begun || facts.is_some_and(|f| f.response_bytes > 0 || f.usage.is_some());
+            let usage = usage.map(|(usage, _)| usage).filter(|_| seen || !closing.sees_response_body);
+            settle_charge(*charge, usage, status);
         }
         if let Some((usage, source)) = usage {
             self.note_source(source);
@@ -259,8 +262,9 @@ fn estimate_output(closing: &Closing, bytes: u64, outcome: Outcome) -> u64 {
     }
 }
 
-/// Replaces a charge by what was used. A request that was answered an error comes back whole.
-fn settle_charge(charge: Charge, usage: Option<Usage>, outcome: Outcome, status: u16) {
+/// Replaces a charge by what was used. A request that was answered an error comes back whole; of one whose client left before
+/// anything was seen of a response, the prompt was read all the same.
+fn settle_charge(charge: Charge, usage: Option<Usage>, status: u16) {
     let taken = charge.taken();
     match usage {
         Some(usage) => {
@@ -268,10 +272,7 @@ fn settle_charge(charge: Charge, usage: Option<Usage>, outcome: Outcome, status:
             let input = if usage.prompt > 0 { usage.prompt } else { taken.input };
             charge.settle(Tokens { input, output: usage.completion });
         }
-        // The client left before the first byte: its prompt was read all the same.
-        None if outcome == Outcome::Aborted && (status == 0 || (200..300).contains(&status)) => {
-            charge.settle(Tokens { output: 0, ..taken });
-        }
+        None if status == 0 || (200..300).contains(&status) => charge.settle(Tokens { output: 0, ..taken }),
         None => drop(charge),
     }
 }

@@ -8,8 +8,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::UInt64Value;
 use serde_json::{Value, json};
 
-use crate::kit::eventually::within;
-use crate::kit::extproc::{CHAT, chat, headers, response, run};
+use crate::kit::eventually::{eventually, within};
+use crate::kit::extproc::{CHAT, Stream, chat, headers, request_of, response, run};
 use crate::kit::picker::{Picker, Setup};
 use crate::kit::resources::{endpoint, route, server};
 
@@ -156,4 +156,89 @@ async fn where_the_picker_enforces_the_filter_is_told_to_go() {
     let replies = run(&picker, &chat(body)).await;
     assert_eq!(replies.metadata("pilotfish", "limit"), None);
     assert_eq!(replies.metadata("pilotfish", "ratelimit_limit").as_deref(), Some("100"));
+}
+
+/// The picker's own door, while the resources change under it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_is_edited_keeps_its_level_and_one_that_is_removed_is_gone() {
+    let picker = Picker::serve(&resources("")).await;
+    let ask = async |used| {
+        let body = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
+        let replies = run(&picker, &[&chat(body)[..], &response(1, used)].concat()).await;
+        replies.immediate().map_or(200, |refused| refused.status())
+    };
+    assert_eq!((ask(80).await, ask(1).await), (200, 429));
+    let edited = |to: &str| resources("").replace(LIMIT, to);
+    picker.apply(&edited("{inputTokensPerUnit: 100, outputTokensPerUnit: 5000, unit: month}")).await;
+    assert_eq!(ask(1).await, 429, "the debt stays");
+    picker.apply(&edited("{inputTokensPerUnit: 100, unit: month}")).await;
+    assert_eq!(ask(1).await, 200, "output is not limited any more");
+    picker.apply(&resources("").replace(&format!("  rateLimit: {LIMIT}\n"), "")).await;
+    assert_eq!(picker.json("/debug/limits").await["limits"], json!([]));
+    assert_eq!(ask(1_000_000).await, 200);
+    picker.apply(&resources("")).await;
+    assert_eq!((ask(1).await, ask(50).await, ask(1).await), (200, 200, 429), "it begins full");
+}
+
+/// The profile asks for no token ids; the limit does.
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_are_counted_by_the_tokenizer_of_the_pool() {
+    let annotated = "{name: ms, annotations: {pilotfish.dev/tokenizer: small}}";
+    let resources = resources("").replace("{name: ms}", annotated);
+    let resources = resources.replace("inputTokensPerUnit: 100,", "inputTokensPerUnit: 100000,");
+    let setup = Picker::with(&resources).plugins(&["least-request"]);
+    let picker = setup.flag("--tokenizer-dir", "tests/data/tokenizers").flag("--tokenize-least-wait", "5s");
+    let picker = picker.flag("--tokenize-most-wait", "5s").start().await;
+    let expected: Value =
+        serde_json::from_str(include_str!("../data/tokenizers/small/expected.json")).unwrap();
+    let known =
+        expected.as_array().unwrap().iter().find(|known| known["text"] == "Hello world, this is a test");
+    let known = known.unwrap();
+    let body = json!({"model": "m", "prompt": known["text"], "max_tokens": 1}).to_string();
+    let counted = known["with"].as_array().unwrap().len();
+    let told = eventually("the tokenizer is loaded", async || {
+        let mut stream = Stream::of(&picker, &request_of("/v1/completions", &[], &body)).await;
+        stream.until_decided().await;
+        let told = stream.replies.metadata("pilotfish", "prompt_tokens").unwrap();
+        let free = json!({"model": "free", "prompt": known["text"], "max_tokens": 1}).to_string();
+        let estimated = run(&picker, &request_of("/v1/completions", &[], &free)).await;
+        (Some(&told) != estimated.metadata("pilotfish", "prompt_tokens").as_ref()).then_some(told)
+    })
+    .await;
+    assert_eq!(told, counted.to_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_never_was_answered_costs_its_prompt_and_what_failed_nothing() {
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"some words to be read"}]}"#;
+    let settled = async |answer: &[Value]| {
+        let picker = Picker::serve(&resources("")).await;
+        let replies = run(&picker, &[&chat(body)[..], answer].concat()).await;
+        let prompt: f64 = replies.metadata("pilotfish", "prompt_tokens").unwrap().parse().unwrap();
+        eventually("it is settled", async || {
+            let decisions = picker.json("/debug/decisions").await;
+            (!decisions["decisions"].as_array().unwrap().is_empty()).then_some(())
+        })
+        .await;
+        let bucket = picker.json("/debug/limits").await["buckets"][0].clone();
+        (prompt, bucket["input"].as_f64(), bucket["output"].as_f64())
+    };
+    let (prompt, input, output) = settled(&[]).await;
+    assert_eq!((input, output), (Some(100.0 - prompt), Some(50.0)), "the client left");
+    let failed = json!({"sh": {"headers": [[":status", "500"]], "eos": true}});
+    let (_, input, output) = settled(&[failed]).await;
+    // A full bucket is not shown for long.
+    assert!(input.is_none_or(|left| left == 100.0) && output.is_none_or(|left| left == 50.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_finds_no_endpoint_is_not_charged() {
+    let picker =
+        Picker::serve(&resources("").replace("app: m}}\nspec: {address", "app: other}}\nspec: {address"))
+            .await;
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"some words to be read"}]}"#;
+    for _ in 0..100 {
+        let refused = run(&picker, &chat(body)).await;
+        assert_eq!(refused.refused().reason(), "no-endpoints");
+    }
 }

@@ -33,6 +33,8 @@ local function keep(key, capacity, rate, tokens)
 end
 ";
 
+/// Always a write where all have enough: a replica that only reads would let everything pass that it cannot count.
+///
 /// For each bucket: capacity, tokens a second, what must be there, what is taken, and whether no more than there is.
 static CHECK: LazyLock<Script> = LazyLock::new(|| {
     Script::new(&format!(
@@ -48,7 +50,7 @@ for i, key in ipairs(KEYS) do
   local at = 5 * (i - 1)
   local capacity, rate, taken = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 4])
   if ARGV[at + 5] == '1' then taken = math.min(taken, math.floor(math.max(0, levels[i] + 0.000001))) end
-  if enough == '1' and taken > 0 then keep(key, capacity, rate, levels[i] - taken) end
+  if enough == '1' then keep(key, capacity, rate, levels[i] - taken) end
   answer[2 * i] = string.format('%.6f', levels[i])
   answer[2 * i + 1] = string.format('%.0f', taken)
 end
