@@ -24,6 +24,8 @@ mod kit {
     pub mod helm;
     /// A client of Envoy.
     pub mod http;
+    /// An issuer of JSON Web Tokens.
+    pub mod jwt;
     /// A real API server.
     pub mod kube;
     /// An engine's KV events without an engine or sockets.
@@ -99,12 +101,14 @@ mod envoy {
     mod drain;
     mod failures;
     mod forgery;
+    mod identity;
     mod outage;
     mod queues;
     mod reservations;
     mod retries;
     mod rungs;
     mod sessions;
+    mod settings;
     mod streaming;
     mod tls;
 }

@@ -38,6 +38,15 @@ impl Setup {
         };
         Path::new("envoy").join(name)
     }
+
+    /// Its configuration with these pieces, as `envoy/assemble.sh` writes it.
+    pub fn assemble(self, pieces: &[&str]) -> String {
+        let mut command = Command::new("envoy/assemble.sh");
+        command.arg(self.file()).args(pieces.iter().map(|piece| Path::new("envoy").join(piece)));
+        let done = command.stderr(Stdio::inherit()).output().unwrap();
+        assert!(done.status.success(), "{self:?} with {pieces:?}");
+        String::from_utf8(done.stdout).unwrap()
+    }
 }
 
 /// A running Envoy, killed when dropped.
@@ -63,9 +72,20 @@ impl Gateway {
         engines: &[SocketAddr],
         adjust: impl FnOnce(String) -> String,
     ) -> Self {
+        Self::assembled(setup, &[], pickers, engines, adjust).await
+    }
+
+    /// The same with pieces, named by their files, that operators put in by the same script.
+    pub async fn assembled(
+        setup: Setup,
+        pieces: &[&str],
+        pickers: &[SocketAddr],
+        engines: &[SocketAddr],
+        adjust: impl FnOnce(String) -> String,
+    ) -> Self {
         let dir = TempDir::new().unwrap();
         let config = dir.path().join("envoy.yaml");
-        let text = adjust(std::fs::read_to_string(setup.file()).unwrap());
+        let text = adjust(setup.assemble(pieces));
         std::fs::write(&config, adjusted(&text, pickers, engines)).unwrap();
         let admin_file = dir.path().join("admin");
         let log = File::create(dir.path().join("log")).unwrap();
@@ -169,11 +189,11 @@ fn adjusted(text: &str, pickers: &[SocketAddr], engines: &[SocketAddr]) -> Strin
             Some(9002) => pickers,
             Some(8001) => engines,
             Some(8002 | 8003) => continue,
-            Some(_) => {
+            Some(9901 | 10000) => {
                 let _ = writeln!(out, "{}", port.replace(line, "port_value: 0"));
                 continue;
             }
-            None => {
+            _ => {
                 let _ = writeln!(out, "{line}");
                 continue;
             }
@@ -190,7 +210,8 @@ fn adjusted(text: &str, pickers: &[SocketAddr], engines: &[SocketAddr]) -> Strin
 pub struct Stand {
     /// Sends to Envoy.
     pub client: Client,
-    _gateway: Gateway,
+    /// Envoy.
+    pub gateway: Gateway,
     /// The picker.
     pub picker: Picker,
     /// The engines, in the order of their endpoints.
@@ -210,20 +231,43 @@ impl Stand {
         resources: &str,
         adjust: impl FnOnce(picker::Setup) -> picker::Setup,
     ) -> Self {
+        Self::assembled((setup, &[], |text| text), engines, resources, adjust).await
+    }
+
+    /// The same with an Envoy of pieces, and an adjusted configuration.
+    pub async fn assembled(
+        (setup, pieces, change): (Setup, &[&str], impl FnOnce(String) -> String),
+        engines: usize,
+        resources: &str,
+        adjust: impl FnOnce(picker::Setup) -> picker::Setup,
+    ) -> Self {
         let engines = start_engines(engines).await;
         let picker = adjust(Picker::with(&(endpoints(&engines) + resources))).start().await;
         picker
             .until("every engine is up", "pilotfish_endpoints", &[("state", "up")], engines.len() as f64)
             .await;
         let addresses: Vec<SocketAddr> = engines.iter().map(|engine| engine.state.address()).collect();
-        let gateway = Gateway::start(setup, &[picker.app.bound.grpc], &addresses).await;
-        Self { client: gateway.client.clone(), _gateway: gateway, picker, engines }
+        let grpc = [picker.app.bound.grpc];
+        let gateway = Gateway::assembled(setup, pieces, &grpc, &addresses, change).await;
+        Self { client: gateway.client.clone(), gateway, picker, engines }
     }
 
     /// The engine of that name.
     pub fn engine(&self, name: &str) -> &SimulatedEngine {
         self.engines.iter().find(|engine| engine.state.name() == name).unwrap()
     }
+}
+
+/// The configuration with `sk-alice` and `sk-bob` for the example keys of its clients.
+pub fn with_keys(text: &str) -> String {
+    let mut text = text.to_owned();
+    for (example, key) in
+        [("REPLACE-BY-THE-KEY-OF-ALICE", "sk-alice"), ("REPLACE-BY-THE-KEY-OF-BOB", "sk-bob")]
+    {
+        assert_eq!(text.matches(example).count(), 1, "the example of {key}");
+        text = text.replace(example, key);
+    }
+    text
 }
 
 /// So many quick engines.
