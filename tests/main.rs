@@ -36,6 +36,8 @@ mod kit {
     pub mod picker;
     /// A picker in a process of its own.
     pub mod process;
+    /// A rate-limit service that keeps what it was asked.
+    pub mod rate_limits;
     /// A real redis-server.
     pub mod redis;
     /// What came back on an ext_proc stream.
@@ -102,6 +104,7 @@ mod envoy {
     mod failures;
     mod forgery;
     mod identity;
+    mod limits;
     mod outage;
     mod queues;
     mod reservations;

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use crate::schedule::plugin::{Instance, Kind, ParameterError, parameters};
 use crate::usage::Attribute;
 
-/// llm-d's reporter: puts a number made of the response's usage into dynamic metadata with the last reply to the response
-/// body, for Envoy's rate limits and logs. `expression` is CEL over `usage.prompt_tokens`, `usage.completion_tokens`,
+/// llm-d's reporter: puts a number made of the response's usage into dynamic metadata with the last reply to the response,
+/// for Envoy's rate limits and logs. `expression` is CEL over `usage.prompt_tokens`, `usage.completion_tokens`,
 /// `usage.total_tokens` and, where the engine tells, `usage.prompt_tokens_details.cached_tokens`, all doubles; its result
-/// loses its fraction. Nothing is reported where `condition` is false, where no usage was seen, or where Envoy does not
-/// show response bodies. It acts on every request, whether or not a profile lists it.
+/// loses its fraction. Nothing is reported where `condition` is false, where no usage was seen, or where Envoy shows
+/// neither response bodies nor trailers. It acts on every request, whether or not a profile lists it.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, rename_all = "camelCase")]
 pub struct Config {

@@ -6,13 +6,12 @@ use std::time::Duration;
 use clap::Parser;
 use futures::future::join_all;
 use pilotfish::args::{Args, Command, ServeArgs};
-use pilotfish::document::Node;
 use pilotfish::engine::Fault;
 use pilotfish::request::head::{CONTROL, HINTS, PRIVILEGED};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::kit::envoy::{Setup, Stand};
+use crate::kit::envoy::{Settings, Setup, Stand};
 use crate::kit::resources::pool;
 
 /// Longest time for which the picker holds a request, as it is by default.
@@ -21,34 +20,6 @@ const LONGEST_HOLD: Duration = Duration::from_mins(1);
 const HELD: u64 = 10_000;
 /// Streams that the picker's server takes on one connection.
 const STREAMS_OF_PICKER: u64 = 16_384;
-
-struct Settings {
-    root: Value,
-}
-
-impl Settings {
-    fn of(setup: Setup) -> Self {
-        let documents = Node::parse(&setup.assemble(&[])).unwrap();
-        Self { root: documents[0].to_json() }
-    }
-
-    fn connections(&self) -> &Value {
-        &self.root["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    }
-
-    fn filter(&self, name: &str) -> &Value {
-        let filters = self.connections()["http_filters"].as_array().unwrap();
-        &filters.iter().find(|filter| filter["name"] == name).unwrap()["typed_config"]
-    }
-
-    fn virtual_host(&self) -> &Value {
-        &self.connections()["route_config"]["virtual_hosts"][0]
-    }
-
-    fn clusters(&self) -> &[Value] {
-        self.root["static_resources"]["clusters"].as_array().unwrap()
-    }
-}
 
 fn duration(value: &Value) -> Duration {
     let seconds = value.as_str().and_then(|text| text.strip_suffix('s')).expect("a time in seconds");

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
+use pilotfish::document::Node;
 use pilotfish::engine::EngineConfig;
 use regex::Regex;
 use serde_json::Value;
@@ -46,6 +47,40 @@ impl Setup {
         let done = command.stderr(Stdio::inherit()).output().unwrap();
         assert!(done.status.success(), "{self:?} with {pieces:?}");
         String::from_utf8(done.stdout).unwrap()
+    }
+}
+
+/// A shipped configuration, read.
+pub struct Settings {
+    root: Value,
+}
+
+impl Settings {
+    /// Of that set-up, without pieces.
+    pub fn of(setup: Setup) -> Self {
+        let documents = Node::parse(&setup.assemble(&[])).unwrap();
+        Self { root: documents[0].to_json() }
+    }
+
+    /// The connection manager.
+    pub fn connections(&self) -> &Value {
+        &self.root["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    }
+
+    /// The configuration of one of its HTTP filters.
+    pub fn filter(&self, name: &str) -> &Value {
+        let filters = self.connections()["http_filters"].as_array().unwrap();
+        &filters.iter().find(|filter| filter["name"] == name).unwrap()["typed_config"]
+    }
+
+    /// Its only virtual host.
+    pub fn virtual_host(&self) -> &Value {
+        &self.connections()["route_config"]["virtual_hosts"][0]
+    }
+
+    /// All clusters.
+    pub fn clusters(&self) -> &[Value] {
+        self.root["static_resources"]["clusters"].as_array().unwrap()
     }
 }
 

@@ -8,6 +8,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::kit::envoy;
 use crate::kit::extproc::{chat, run};
 use crate::kit::gateways;
 use crate::kit::helm::{CHART, Installation, helm, strings};
@@ -178,10 +179,13 @@ fn envoy_gateway_asks_the_picker_as_the_shipped_configuration_does() {
     // `failOpen` is refused with such bodies.
     assert_eq!(processor["processingMode"]["request"]["body"], "FullDuplexStreamed");
     assert_eq!(processor["processingMode"]["response"]["body"], "FullDuplexStreamed");
-    let shipped = std::fs::read_to_string("envoy/gateway-shaped.yaml").unwrap();
+    let shipped = envoy::Settings::of(envoy::Setup::GatewayShaped);
     for direction in ["request", "response"] {
-        let attributes = strings(&processor["processingMode"][direction]["attributes"]).join(", ");
-        assert!(shipped.contains(&format!("{direction}_attributes: [{attributes}]")), "{attributes}");
+        let attributes = &processor["processingMode"][direction]["attributes"];
+        assert_eq!(
+            attributes,
+            &shipped.filter("envoy.filters.http.ext_proc")[format!("{direction}_attributes")]
+        );
     }
     let overrides = &guide.only("BackendTrafficPolicy")["spec"]["loadBalancer"]["endpointOverride"];
     assert_eq!(overrides["extractFrom"], json!([{"header": "x-gateway-destination-endpoint"}]));
