@@ -268,6 +268,35 @@ async fn a_token_says_who_sends(
     door.check_tokens(&issuer).await;
 }
 
+#[rstest]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_or_a_token_will_do_and_neither_lets_the_other_off(
+    #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
+) {
+    let (dir, issuer) = (TempDir::new().unwrap(), Issuer::new());
+    let file = dir.path().join("jwks.json");
+    put(&file, &issuer.keys().to_string());
+    let adjust = |text: String| with_keys(&text).replace(JWKS_FILE, file.to_str().unwrap());
+    let door = Door::open(setup, "auth/api-key-or-jwt.yaml", HEADER, adjust).await;
+    door.check_tokens(&issuer).await;
+    let token = format!("Bearer {}", issuer.sign(&claims()));
+    let (token, bob) = (("authorization", &*token), ("x-api-key", "sk-bob"));
+    for wrong in [("x-api-key", "sk-mallory"), ("x-api-key", &token.1["Bearer ".len()..])] {
+        assert_eq!(door.sender("wrong", &[wrong]).await, unauthorized());
+        assert_eq!(door.sender("wrong-first", &[wrong, token]).await, unauthorized());
+        assert_eq!(door.sender("wrong-last", &[token, wrong]).await, unauthorized());
+        assert_eq!(door.sender("wrong-twice", &[wrong, bob]).await, unauthorized());
+    }
+    assert_eq!(door.sender("key", &[bob, (IDENTITY, "alice")]).await, known("bob"));
+    assert_eq!(door.sender("both", &[token, bob]).await, known("bob"));
+    assert_eq!(door.sender("strange", &[bob, ("authorization", "Bearer a.b.c")]).await, known("bob"));
+    for request in door.received() {
+        for name in [IDENTITY, "authorization", "x-api-key"] {
+            assert_eq!(request.header(name), None, "{name} is not the engine's");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn public_keys_may_stand_inline() {
     let issuer = Issuer::new();
