@@ -100,6 +100,7 @@ mod serving {
 /// Whole set-ups: clients, a real Envoy with the shipped configurations, the picker, simulated engines.
 mod envoy {
     mod bodies;
+    mod budgets;
     mod drain;
     mod failures;
     mod forgery;
