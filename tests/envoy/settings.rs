@@ -36,6 +36,19 @@ fn names(values: &Value) -> BTreeSet<&str> {
     values.as_array().unwrap().iter().map(|value| value.as_str().unwrap()).collect()
 }
 
+/// Half a configuration would be one without authentication.
+#[rstest]
+#[case("envoy/full-duplex.yaml", "envoy/auth/none.yaml", "envoy/auth/none.yaml is no file")]
+#[case("envoy/full-duplex.yaml", "envoy/auth/api-keys.yaml", "has no place for `resources`")]
+#[case("envoy/full-duplex.yaml", "envoy/full-duplex.yaml", "belongs to no section")]
+#[case("docs/gateways/values.yaml", "envoy/auth/api-key.yaml", "has no place for `before_picker`")]
+fn what_does_not_fit_is_not_assembled(#[case] setup: &str, #[case] piece: &str, #[case] why: &str) {
+    let done = std::process::Command::new("envoy/assemble.sh").args([setup, piece]).output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(!done.status.success() && said.contains(why), "{said}");
+    assert!(done.stdout.is_empty());
+}
+
 #[rstest]
 fn a_request_may_be_held_for_as_long_as_the_picker_holds_any(
     #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
