@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use pilotfish::engine::Fault;
 use rstest::rstest;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -109,6 +110,29 @@ async fn envoy_asks_before_and_after_for_requests_with_a_limit(
         assert!(prompt > 0);
         assert_eq!(limits.asked()[before..], calls(prompt, 5, user));
     }
+}
+
+/// A limit of this door that the manual names: nobody can tell Envoy any more.
+#[rstest]
+#[tokio::test(flavor = "multi_thread")]
+async fn who_leaves_before_the_end_spends_no_output(
+    #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
+) {
+    let limits = RateLimits::start().await;
+    let stand = stand(setup, &limits, true).await;
+    stand.engines[0].state.set_fault(Fault::StallInStream(3));
+    let mut request = chat(9);
+    request["stream"] = json!(true);
+    let mut leaves = stand.client.stream(&request).await;
+    leaves.events(3).await;
+    drop(leaves);
+    stand.picker.until_idle("the client has left").await;
+    stand.engines[0].state.clear_faults();
+    stand.client.chat(&chat(5)).await.served();
+    eventually("the call after the next", async || (limits.asked().len() >= 3).then_some(())).await;
+    let calls = limits.asked();
+    let hits: Vec<Option<u64>> = calls.iter().filter_map(|call| call.last()).map(|(_, hits)| *hits).collect();
+    assert_eq!(hits, [Some(0), Some(0), Some(5)], "{calls:?}");
 }
 
 #[rstest]
