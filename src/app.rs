@@ -125,12 +125,7 @@ impl App {
             ledger: Arc::clone(&ledger),
             metrics: Arc::clone(&metrics),
             budget: Arc::new(Budget::new(Arc::clone(&metrics), args.limits.max_buffered_bytes)),
-            options: extproc::Options {
-                ignore_subset: args.disable_endpoint_subset_filter,
-                conformance: args.conformance,
-                emit_scores: args.emit_endpoint_scores,
-                attributes: args.admission.attributes().collect(),
-            },
+            options: stream_options(&args),
             body_idle_timeout: args.limits.body_idle_timeout,
             decision_timeout: args.limits.decision_timeout,
             drain_over: CancellationToken::new(),
@@ -195,6 +190,15 @@ fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
         session_key: Arc::new(feeds::session_key(args)?),
         replica: replica.into(),
     })
+}
+
+fn stream_options(args: &ServeArgs) -> extproc::Options {
+    extproc::Options {
+        ignore_subset: args.disable_endpoint_subset_filter,
+        conformance: args.conformance,
+        emit_scores: args.emit_endpoint_scores,
+        attributes: args.admission.attributes().collect(),
+    }
 }
 
 /// Settles what has waited long enough, four times a second.
