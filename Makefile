@@ -28,9 +28,10 @@ lint: ## Formatting and clippy, warnings are errors
 	cargo clippy --locked --all-targets -- -D warnings
 
 .PHONY: bench
-bench: ## The picker beside an ext_proc server that does nothing, and the cost of scraping; some minutes
+bench: ## The picker beside an ext_proc server that does nothing, the cost of scraping, of turns and of limits; some minutes
 	@python3 scripts/bench.py
 	@python3 scripts/bench_scrape.py
+	cargo bench --locked --quiet --bench admission --bench limits
 
 .PHONY: bench-policies
 bench-policies: ## Scheduling policies side by side: times and cache hits behind a real Envoy; 8 minutes

@@ -35,6 +35,7 @@ BYTES_OF_A_TOKEN = 4  # Without a tokenizer four bytes are a token to the engine
 
 POLICIES = {
     "default": None,
+    "default without queues": "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl=false]\n",
     "random": [("random", 1)],
     "least-request": [("least-request", 1)],
     "prefix-cache + least-request": [("prefix-cache", 1), ("least-request", 1)],
@@ -44,6 +45,8 @@ POLICIES = {
 
 
 def config_of(parts):
+    if isinstance(parts, str):
+        return parts
     lines = ["apiVersion: pilotfish.dev/v1alpha1", "kind: EndpointPickerConfig", "plugins:"]
     lines += [f"- type: {name}" for name, _ in parts]
     lines += ["schedulingProfiles:", "- name: default", "  plugins:"]

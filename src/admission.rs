@@ -80,15 +80,15 @@ impl Admission {
         gate
     }
 
-    /// Pools as they are described now. Who waits for one that is no more is refused.
-    pub fn follow(&self, pools: &[Arc<Pool>]) {
+    /// Pools as they are described now, and which ModelRoutes are there. Who waits for what is no more is refused.
+    pub fn follow(&self, pools: &[Arc<Pool>], is_there: &dyn Fn(&str) -> bool) {
         let _changing = self.changing.lock();
         let mut known = AHashMap::clone(&self.gates.load());
         let mut gates = AHashMap::with_capacity(pools.len());
         for pool in pools {
             let gate = match known.remove(&pool.label) {
                 Some(gate) => {
-                    gate.follow(pool);
+                    gate.follow(pool, is_there);
                     gate
                 }
                 None => Arc::new(Gate::new(Arc::clone(&self.rules), Arc::clone(pool))),

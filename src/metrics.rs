@@ -211,6 +211,8 @@ impl Stage {
 pub struct Metrics {
     /// Requests that named an InferenceObjective which does not exist.
     pub unknown_objectives: AtomicU64,
+    /// Requests that named more than one.
+    pub several_objectives: AtomicU64,
     /// Last body byte in to reply out.
     pub decision: Histogram,
     /// Each stage.
@@ -242,6 +244,7 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             unknown_objectives: AtomicU64::default(),
+            several_objectives: AtomicU64::default(),
             decision: Histogram::new(FINE_BUCKETS),
             stages: std::array::from_fn(|_| Histogram::new(FINE_BUCKETS)),
             refused: ByReason::default(),

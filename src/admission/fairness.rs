@@ -181,6 +181,19 @@ impl<T> FairQueue<T> {
         }
     }
 
+    /// Takes out whatever is unwanted.
+    pub fn take(&mut self, unwanted: &dyn Fn(&T) -> bool) -> Vec<T> {
+        let found: Vec<Place> = self
+            .bands
+            .iter()
+            .flat_map(|(priority, band)| {
+                let place = |(flow, (rank, turn))| Place { priority: priority.0, flow, rank, turn };
+                band.find(unwanted).map(place)
+            })
+            .collect();
+        found.iter().filter_map(|place| self.remove(place)).collect()
+    }
+
     /// Takes everything out: nobody will serve it.
     pub fn drain(&mut self) -> Vec<T> {
         self.waiting = Waiting::default();

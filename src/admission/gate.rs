@@ -27,6 +27,7 @@ use crate::session::Bindings;
 use crate::state::Pool;
 use crate::state::signals::Millis;
 use state::{Passed, State};
+use ticket::Waiter;
 
 /// When a refused client may try again: by then something has ended.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
@@ -61,6 +62,8 @@ pub struct Want {
     pub first_token: Option<Duration>,
     /// Digest of its session.
     pub session: Option<u128>,
+    /// The ModelRoute that led it here.
+    pub route: Option<Arc<str>>,
 }
 
 /// What a gate says.
@@ -129,7 +132,7 @@ impl Gate {
         if state.closed {
             return Entered::Refused(gone(state));
         }
-        let session = want.session;
+        let (session, route) = (want.session, want.route.clone());
         if state.lets_pass(settings, want.priority, self.rules.staleness) {
             state.let_go();
             return Entered::Now(Permit::new(Arc::clone(self), None, session));
@@ -145,7 +148,7 @@ impl Gate {
         }
         let arrival = self.arrival(settings, want);
         let longest = if holds { Some(settings.hold) } else { settings.timeout };
-        let (mut ticket, waiter) = Ticket::new(Arc::clone(self), longest, session);
+        let (mut ticket, waiter) = Ticket::new(Arc::clone(self), longest, session, route);
         match state.queue.push(arrival, all, bound, waiter) {
             Ok(place) => {
                 ticket.takes(place);
@@ -196,9 +199,18 @@ impl Gate {
         passed.go(self);
     }
 
-    /// The pool as it is described now.
-    pub fn follow(self: &Arc<Self>, pool: &Arc<Pool>) {
-        self.state.lock().pool = Arc::clone(pool);
+    /// The pool as it is described now, and which ModelRoutes are there: who came by another is refused.
+    pub fn follow(self: &Arc<Self>, pool: &Arc<Pool>, is_there: &dyn Fn(&str) -> bool) {
+        let mut state = self.state.lock();
+        state.pool = Arc::clone(pool);
+        let is_gone = |waiter: &Waiter| waiter.route.as_deref().is_some_and(|route| !is_there(route));
+        let stranded = state.queue.take(&is_gone);
+        drop(state);
+        for waiter in stranded {
+            let route = waiter.route.as_deref().unwrap_or_default();
+            let why = format!("ModelRoute {route} was removed while the request waited");
+            waiter.refuse(Refusal::new(Reason::UnknownModel, why));
+        }
         self.look();
     }
 

@@ -42,10 +42,12 @@ impl Effect {
         admin.scraper.follow(&snapshot.endpoints);
         admin.events.follow(&snapshot.endpoints);
         let pools = snapshot.pools.clone();
+        let routes: HashSet<Arc<str>> =
+            snapshot.routes.all().iter().map(|route| Arc::clone(&route.label)).collect();
         // Before the snapshot: a request that sees a limit finds its bucket.
         admin.doors.watched().follow(snapshot.routes.all().iter().filter_map(|route| route.limit.as_ref()));
         admin.shared.decider.store.replace(snapshot);
-        admin.shared.decider.admission.follow(&pools);
+        admin.shared.decider.admission.follow(&pools, &|route| routes.contains(route));
         self.forget_the_gone();
     }
 

@@ -87,7 +87,8 @@ mod tests {
     #[case("64Mi", Ok(64 << 20))]
     #[case("10", Ok(10))]
     #[case("2k", Ok(2_000))]
-    #[case("1Ti", Err(()))]
+    #[case("1Ti", Ok(1 << 40))]
+    #[case("1Pi", Err(()))]
     #[case("", Err(()))]
     #[case("99999999999999999999Gi", Err(()))]
     fn sizes(#[case] text: &str, #[case] expected: Result<usize, ()>) {

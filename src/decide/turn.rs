@@ -11,7 +11,7 @@ use crate::decision::Record;
 use crate::refusal::{Reason, Refusal};
 use crate::request::head::Head;
 use crate::snapshot::Routed;
-use crate::state::ObjectName;
+use crate::state::{ObjectName, PoolKind};
 
 /// A request that waits for its turn. Dropping it gives up its place.
 #[derive(Debug)]
@@ -78,12 +78,22 @@ impl Decider {
             bytes: bytes(arrived),
             first_token: head.first_token_goal(),
             session: session.map(|id| self.settings.session_key.digest(&routed.pool, id)),
+            // What leads to an InferencePool is a rewrite or nothing.
+            route: routed.route.clone().filter(|_| routed.pool.name.kind == PoolKind::ModelServer),
         }
     }
 
     /// The priority of the objective that a trusted caller names; 0 without one, and of one that does not exist.
     fn priority(&self, head: &Head, routed: &Routed) -> i32 {
         let Some(name) = head.objective().filter(|_| self.settings.trust_hints) else { return 0 };
+        if head.names_several_objectives()
+            && self.metrics.several_objectives.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            tracing::warn!(
+                "a request names several objectives, and the first counts; said once: let the gateway set the header \
+                 instead of adding it"
+            );
+        }
         let namespace = &routed.pool.name.object.namespace;
         let found = self.store.load().objectives.get(&ObjectName::new(&**namespace, name)).copied();
         if found.is_none() {

@@ -331,7 +331,7 @@ impl Exchange {
 
     /// The decision takes longer: the request waits for its turn. In full duplex Envoy waits as long as we do.
     pub fn hold(&self, longest: Option<Duration>, out: &mut Outbox) {
-        if matches!(self.modes.request, BodyMode::Buffered | BodyMode::BufferedPartial) {
+        if self.modes.request != BodyMode::FullDuplex {
             out.push_back(reply::wait(longest.unwrap_or(LONGEST_HOLD) + AFTER_HOLD));
         }
     }

@@ -4,6 +4,10 @@
 //! stream this is dropped, and with it every booking. A panic is answered 503, never by a clean close: after a body,
 //! Envoy takes a clean close for "go on with what you have" and sends an empty body upstream.
 
+mod serving;
+#[cfg(test)]
+mod tests;
+
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -23,8 +27,8 @@ use crate::admission::Permit;
 use crate::decide::{Arrived, Decided, Held, Served, Verdict};
 use crate::decision::Record;
 use crate::refusal::{Reason, Refusal};
-use crate::settle::Closing;
 use crate::state::ObjectName;
+use serving::Serving;
 
 /// The replies of one stream.
 pub type Replies = Pin<Box<dyn Stream<Item = Reply> + Send>>;
@@ -99,12 +103,6 @@ impl Waiting {
     async fn turn(&mut self) -> Result<Permit, Refusal> {
         self.held.ticket.turn().await
     }
-}
-
-/// A request on its way to an endpoint.
-struct Serving {
-    served: Box<Served>,
-    record: Box<Record>,
 }
 
 enum Event {
@@ -344,19 +342,13 @@ impl Driver {
     fn prefill_done(&mut self) {
         self.timer = None;
         if let Some(serving) = &mut self.serving {
-            serving.served.leg.prefill_done();
+            serving.prefill_done();
         }
     }
 
-    /// Moves the booking to the endpoint that Envoy's retries ended at.
     fn served_elsewhere(&mut self) {
-        let Some(serving) = &mut self.serving else { return };
-        let leg = &mut serving.served.leg;
-        if let Some(served) = self.exchange.progress.served
-            && served != leg.member.endpoint.address
-            && let Some(member) = leg.pool.member_at(served).cloned()
-        {
-            leg.served_by(&member);
+        if let (Some(serving), Some(address)) = (&mut self.serving, self.exchange.progress.served) {
+            serving.served_by(address);
         }
     }
 
@@ -391,32 +383,12 @@ impl Drop for Driver {
         if self.exchange.is_unanswered() {
             self.shared.ledger.aborted.fetch_add(1, Ordering::Relaxed);
         }
-        let Some(Serving { served, record }) = self.serving.take() else { return };
-        self.exchange.note_scanned();
-        let Served {
-            ranked, leg, permit, stream, answers, most_output, forecast, sessions, limiting, ..
-        } = *served;
-        let booked = record.legs.first();
-        self.shared.ledger.close(Closing {
-            pool: Arc::clone(&leg.pool),
-            leg: Some(leg),
-            permit,
-            bill: None,
-            ranked,
-            progress: std::mem::take(&mut self.exchange.progress),
-            stream,
-            uncached: booked.map_or(0, |leg| leg.reserved_prefill),
-            expected_output: booked.map_or(0, |leg| leg.reserved_decode),
-            answers,
-            most_output,
-            forecast,
-            sessions,
-            charge: limiting.into_charge(),
-            record,
-            lasted: None,
-            sees_response_body: self.exchange.sees_response_body(),
-            started: self.started,
-        });
+        if let Some(serving) = self.serving.take() {
+            self.exchange.note_scanned();
+            let progress = std::mem::take(&mut self.exchange.progress);
+            let sees_response_body = self.exchange.sees_response_body();
+            self.shared.ledger.close(serving.closing(progress, sees_response_body, self.started));
+        }
     }
 }
 
@@ -441,71 +413,5 @@ async fn poll_timer(timer: &mut Option<(Timer, Pin<Box<Sleep>>)>) -> Timer {
             *timer
         }
         None => std::future::pending().await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::decide::{Decider, Settings};
-    use crate::extproc::Budget;
-    use crate::metrics::Metrics;
-    use crate::schedule::{Pipeline, Scheduler};
-    use crate::settle::Ledger;
-    use envoy_types::pb::envoy::service::ext_proc::v3::HttpHeaders;
-    use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
-
-    fn shared() -> Arc<Shared> {
-        let metrics = Arc::new(Metrics::default());
-        let pipeline = Pipeline::assemble("default", crate::plugins::default_parts(), None).unwrap();
-        let ledger =
-            Ledger::new(Arc::clone(&metrics), Arc::default(), Arc::default(), "test", Arc::new(|_| {}));
-        Arc::new(Shared {
-            decider: Decider {
-                store: Arc::default(),
-                admission: Arc::default(),
-                scheduler: Arc::new(Scheduler::new(pipeline, Arc::default(), Duration::from_secs(2))),
-                tokenizing: Arc::default(),
-                shared: None,
-                limiter: None,
-                metrics: Arc::clone(&metrics),
-                settings: Settings::default(),
-            },
-            ledger: Arc::new(ledger),
-            budget: Arc::new(Budget::new(Arc::clone(&metrics), 1 << 20)),
-            metrics,
-            options: super::super::Options::default(),
-            body_idle_timeout: Duration::from_secs(1),
-            decision_timeout: Duration::from_secs(1),
-            drain_over: tokio_util::sync::CancellationToken::new(),
-        })
-    }
-
-    /// Request headers with a body to come, then this.
-    async fn ends(failure: Status) -> Vec<Reply> {
-        let headers = HttpHeaders { end_of_stream: false, ..HttpHeaders::default() };
-        let begun =
-            ProcessingRequest { request: Some(Request::RequestHeaders(headers)), ..Default::default() };
-        let shared = shared();
-        let replies: Vec<Reply> =
-            replies_to(Arc::clone(&shared), None, stream::iter([Ok(begun), Err(failure)]).boxed())
-                .collect()
-                .await;
-        assert_eq!(shared.metrics.streams.load(Ordering::Relaxed), 0);
-        replies
-    }
-
-    #[tokio::test]
-    async fn a_stream_that_fails_before_its_answer_never_ends_cleanly() {
-        let replies = ends(Status::internal("no message")).await;
-        assert!(
-            matches!(&replies[..], [Err(status)] if status.code() == tonic::Code::Unavailable),
-            "{replies:?}"
-        );
-        let replies = ends(Status::out_of_range("too large")).await;
-        assert!(
-            matches!(&replies[..], [Ok(reply)] if format!("{reply:?}").contains("PayloadTooLarge")),
-            "{replies:?}"
-        );
     }
 }

@@ -133,6 +133,11 @@ impl Head {
         self.first_of(&OBJECTIVES)
     }
 
+    /// Whether several headers name an objective.
+    pub fn names_several_objectives(&self) -> bool {
+        self.headers.iter().filter(|(name, _)| OBJECTIVES.contains(&name.as_str())).nth(1).is_some()
+    }
+
     /// Whose turn the request takes, as a trusted caller says.
     pub fn fairness_id(&self) -> Option<&str> {
         self.first_of(&FAIRNESS_IDS)

@@ -13,6 +13,7 @@ use crate::kit::case::{input, list, number, text};
 use crate::kit::engine::{Answer, MetricsPage};
 use crate::kit::eventually::eventually;
 use crate::kit::extproc::{CHAT, Stream, request_of};
+use crate::kit::logs;
 use crate::kit::picker::{Picker, Setup};
 use crate::kit::process::Process;
 use crate::kit::replies::Replies;
@@ -203,6 +204,7 @@ async fn sch_09_who_waits_when_the_process_ends_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fai_04_every_drop_says_why_and_no_client_chooses_its_own_class() {
+    logs::capture();
     let case = input("FAI-04");
     let headers: Vec<&str> = list(case, "headers").iter().filter_map(Value::as_str).collect();
     let states: Vec<&str> = list(case, "states").iter().filter_map(Value::as_str).collect();
@@ -233,6 +235,9 @@ async fn fai_04_every_drop_says_why_and_no_client_chooses_its_own_class() {
     for (values, _) in variants {
         assert_eq!(reason(&idle, values).await, None, "{values:?}");
     }
+    let told = || logs::lines_with(&["names several objectives"]).len();
+    assert_eq!(reason(&idle, &["batch", "vip"]).await, None);
+    assert_eq!(told(), 1, "said once, however often it happens");
     // One value named nothing that is there; an empty one names nothing.
     assert_eq!(idle.metric("pilotfish_unknown_objectives_total", &[]).await, 1.0);
     let (_, page) = idle.get("/metrics").await;

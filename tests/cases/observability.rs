@@ -49,6 +49,31 @@ async fn obs_01_clients_cannot_make_series() {
             assert!(!page.contains(word), "{context}: {word} is on the page");
         }
     }
+    // Where requests wait, the fairness ids of clients are flows for as long as they do.
+    let queue = "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nqueue: {maxConcurrent: 4}\n";
+    let resources = pool() + &endpoint("p0", "10.0.0.10:8000");
+    let waiting = Picker::with(&resources).config(queue).switch("--trust-hints").start().await;
+    let mut first = Vec::new();
+    for i in 0..4 {
+        let mut stream = Stream::of(&waiting, &request("m", i)).await;
+        stream.until_decided().await;
+        first.push(stream);
+    }
+    let mut others = Vec::new();
+    for i in 4..204 {
+        others.push(Stream::of(&waiting, &request("m", i)).await);
+    }
+    waiting.until("each has a flow", "pilotfish_queue_flows", &[], 200.0).await;
+    let stay = others.split_off(100);
+    drop(others);
+    waiting.until("who left has none", "pilotfish_queue_flows", &[], 100.0).await;
+    drop(first);
+    for mut stream in stay {
+        stream.until_decided().await;
+    }
+    waiting.until("none is left", "pilotfish_queue_flows", &[], 0.0).await;
+    assert_eq!(waiting.metric("pilotfish_queue_requests", &[]).await, 0.0);
+
     let refused = [("reason", "unknown-model"), ("code", "404")];
     assert_eq!(routed.metric("pilotfish_requests_total", &refused).await, (n + 1) as f64);
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use futures::future::join_all;
+use pilotfish::admission::QueueSettings;
 use pilotfish::args::{Args, Command, ServeArgs};
 use pilotfish::engine::Fault;
 use pilotfish::request::head::{CONTROL, HINTS, PRIVILEGED};
@@ -15,7 +16,10 @@ use crate::kit::envoy::{Settings, Setup, Stand};
 use crate::kit::resources::pool;
 
 /// Longest time for which the picker holds a request, as it is by default.
-const LONGEST_HOLD: Duration = Duration::from_mins(1);
+fn longest_hold() -> Duration {
+    QueueSettings::default().timeout.unwrap()
+}
+
 /// Requests held at once that must find room.
 const HELD: u64 = 10_000;
 /// Streams that the picker's server takes on one connection.
@@ -57,11 +61,11 @@ fn a_request_may_be_held_for_as_long_as_the_picker_holds_any(
     let picker = settings.filter("envoy.filters.http.ext_proc");
     let (answer, longest) = (duration(&picker["message_timeout"]), duration(&picker["max_message_timeout"]));
     // The picker asks for more time while it holds a request. What exceeds the maximum is ignored.
-    assert!(longest >= LONGEST_HOLD + answer, "{longest:?}");
+    assert!(longest >= longest_hold() + answer, "{longest:?}");
     assert!(answer > defaults().limits.decision_timeout, "{answer:?}");
     // Held, then prefilled, all in silence.
     let silence = duration(&settings.connections()["stream_idle_timeout"]);
-    assert!(silence >= 2 * LONGEST_HOLD && silence >= longest, "{silence:?}");
+    assert!(silence >= 2 * longest_hold() && silence >= longest, "{silence:?}");
     let route = &settings.virtual_host()["routes"][0]["route"];
     assert_eq!(duration(&route["timeout"]), Duration::ZERO, "responses stream for as long as they take");
     assert!(route["idle_timeout"].is_null(), "it would take the place of the stream's");

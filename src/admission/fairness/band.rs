@@ -19,7 +19,7 @@ const MOST_ADVANCE: u128 = 1 << 56;
 /// The virtual time of a flow.
 type Time = u64;
 /// Rank and turn of a request.
-type Head = (u64, u64);
+pub(super) type Head = (u64, u64);
 
 /// See [`super`].
 #[derive(Debug)]
@@ -131,6 +131,14 @@ impl<T> Band<T> {
         self.settle_down(id);
         self.forget_the_even();
         Some((item, bytes))
+    }
+
+    /// Where those wait of which `wanted` is true.
+    pub fn find(&self, wanted: impl Fn(&T) -> bool + Copy) -> impl Iterator<Item = (Identity, Head)> {
+        self.flows.iter().flat_map(move |(id, flow)| {
+            let found = flow.waiting.iter().filter(move |(_, entry)| wanted(&entry.item));
+            found.map(move |(head, _)| (id.clone(), *head))
+        })
     }
 
     /// Moves a flow by the difference between what one of its requests was charged and what it cost.

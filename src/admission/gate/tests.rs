@@ -169,15 +169,29 @@ async fn who_waits_for_a_pool_that_is_removed_is_told_and_who_comes_too() {
     let admission =
         Admission::new(QueueSettings { most_at_once: Some(1), ..QueueSettings::default() }, STALENESS);
     let pool = pool(1);
-    admission.follow(std::slice::from_ref(&pool));
+    admission.follow(std::slice::from_ref(&pool), &|_| true);
     let gate = admission.gate(&pool);
     let running = goes(&gate, want("a"));
     let mut ticket = waits(&gate, want("a"));
-    admission.follow(&[]);
+    admission.follow(&[], &|_| true);
     let told = turn(&mut ticket).unwrap().unwrap_err();
     assert_eq!((told.reason, refused(&gate, want("b")).reason), (Reason::NoEndpoints, Reason::NoEndpoints));
     drop(running);
     assert_eq!(gate.status().open, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_came_by_a_route_that_is_removed_is_told_and_others_stay() {
+    let (pool, gate) = gate(1.0, |_| {});
+    let _running = goes(&gate, want("a"));
+    let by = |route: &str| waits(&gate, Want { route: Some(route.into()), ..want("a") });
+    let (mut gone, mut stays, mut other) = (by("ns/gone"), by("ns/stays"), waits(&gate, want("b")));
+    gate.follow(&pool, &|route| route == "ns/stays");
+    let told = turn(&mut gone).unwrap().unwrap_err();
+    assert_eq!(told.reason, Reason::UnknownModel);
+    assert!(told.message.contains("ns/gone"));
+    assert!(turn(&mut stays).is_none() && turn(&mut other).is_none());
+    assert_eq!(gate.waiting(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -190,7 +204,7 @@ async fn requests_are_held_for_the_first_endpoint_where_the_operator_wants_that(
     assert!(gate.status().holds);
     assert_eq!(refused(&gate, want("c")).reason, Reason::NoEndpoints);
     assert_eq!((second.longest(), second.expired().reason), (Some(hold), Reason::NoEndpoints));
-    gate.follow(&full);
+    gate.follow(&full, &|_| true);
     assert!(turn(&mut first).unwrap().is_ok());
     assert_eq!(second.expired().reason, Reason::QueueTimeout, "an endpoint is there");
 }

@@ -17,6 +17,8 @@ use crate::state::signals::Millis;
 pub(super) struct Waiter {
     turn: oneshot::Sender<Result<Permit, Refusal>>,
     pub session: Option<u128>,
+    /// The ModelRoute that led it here.
+    pub route: Option<Arc<str>>,
 }
 
 impl Waiter {
@@ -41,10 +43,15 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    pub(super) fn new(gate: Arc<Gate>, longest: Option<Duration>, session: Option<u128>) -> (Self, Waiter) {
+    pub(super) fn new(
+        gate: Arc<Gate>,
+        longest: Option<Duration>,
+        session: Option<u128>,
+        route: Option<Arc<str>>,
+    ) -> (Self, Waiter) {
         let (sender, turn) = oneshot::channel();
         let ticket = Self { gate, place: None, turn, since: Instant::now(), longest };
-        (ticket, Waiter { turn: sender, session })
+        (ticket, Waiter { turn: sender, session, route })
     }
 
     pub(super) fn takes(&mut self, place: Place) {
@@ -65,7 +72,7 @@ impl Ticket {
     ///
     /// # Errors
     ///
-    /// The pool was removed.
+    /// The pool or the route was removed.
     pub async fn turn(&mut self) -> Result<Permit, Refusal> {
         let turn = (&mut self.turn).await;
         self.place = None;
