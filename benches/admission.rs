@@ -22,7 +22,7 @@ fn main() {
 }
 
 fn gate(endpoints: usize, settings: QueueSettings) -> Arc<Gate> {
-    Admission::new(settings, Duration::from_secs(2)).gate(&Crowd::new(endpoints, 16).pool)
+    Admission::new(settings, Duration::from_secs(2), u64::MAX).gate(&Crowd::new(endpoints, 16).pool)
 }
 
 fn want(flow: &Identity) -> Want {

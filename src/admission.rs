@@ -15,6 +15,7 @@ pub mod saturation;
 pub mod settings;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use ahash::AHashMap;
@@ -37,22 +38,25 @@ pub const TICK: Duration = Duration::from_millis(25);
 pub struct Admission {
     rules: Arc<Rules>,
     gates: ArcSwap<AHashMap<Arc<str>, Arc<Gate>>>,
-    /// Held while the map is replaced.
-    changing: Mutex<()>,
+    /// Held while the map is replaced; true once it was made from the pools that are there.
+    changing: Mutex<bool>,
 }
 
 impl Default for Admission {
     /// Gates of the usual settings, signals of the usual age.
     fn default() -> Self {
-        Self::new(QueueSettings::default(), Duration::from_secs(2))
+        Self::new(QueueSettings::default(), Duration::from_secs(2), u64::MAX)
     }
 }
 
 impl Admission {
-    /// Gates that go by `settings` and hold signals older than `staleness` to be unknown.
-    pub fn new(settings: QueueSettings, staleness: Duration) -> Self {
+    /// Gates that go by `settings` and hold signals older than `staleness` to be unknown; at most so many bytes wait in front of
+    /// all.
+    pub fn new(settings: QueueSettings, staleness: Duration, most_bytes: u64) -> Self {
+        tell(&settings);
         let settings = ArcSwap::from_pointee(settings);
-        let rules = Rules { settings, staleness, waiting: Notify::new() };
+        let rules =
+            Rules { settings, staleness, most_bytes, bytes: AtomicU64::new(0), waiting: Notify::new() };
         Self { rules: Arc::new(rules), gates: ArcSwap::default(), changing: Mutex::default() }
     }
 
@@ -63,16 +67,20 @@ impl Admission {
 
     /// Replaces what queues go by; who waits stays where he is.
     pub fn replace(&self, settings: QueueSettings) {
+        tell(&settings);
         self.rules.settings.store(Arc::new(settings));
         self.gates.load().values().for_each(Gate::look);
     }
 
-    /// The gate of a pool.
+    /// The gate of a pool; a closed one for a pool that is no more.
     pub fn gate(&self, pool: &Arc<Pool>) -> Arc<Gate> {
         if let Some(gate) = self.gates.load().get(&pool.label) {
             return Arc::clone(gate);
         }
-        let _changing = self.changing.lock();
+        let known = self.changing.lock();
+        if *known {
+            return Arc::new(Gate::closed(Arc::clone(&self.rules), Arc::clone(pool)));
+        }
         let mut gates = AHashMap::clone(&self.gates.load());
         let new = || Arc::new(Gate::new(Arc::clone(&self.rules), Arc::clone(pool)));
         let gate = Arc::clone(gates.entry(Arc::clone(&pool.label)).or_insert_with(new));
@@ -82,7 +90,8 @@ impl Admission {
 
     /// Pools as they are described now, and which ModelRoutes are there. Who waits for what is no more is refused.
     pub fn follow(&self, pools: &[Arc<Pool>], is_there: &dyn Fn(&str) -> bool) {
-        let _changing = self.changing.lock();
+        let mut made = self.changing.lock();
+        *made = true;
         let mut known = AHashMap::clone(&self.gates.load());
         let mut gates = AHashMap::with_capacity(pools.len());
         for pool in pools {
@@ -122,5 +131,11 @@ impl Admission {
 
     fn someone_waits(&self) -> bool {
         self.gates.load().values().any(|gate| gate.waiting() > 0)
+    }
+}
+
+fn tell(settings: &QueueSettings) {
+    if let Some(why) = settings.without_effect() {
+        tracing::warn!("{why}");
     }
 }

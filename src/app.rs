@@ -100,7 +100,7 @@ impl App {
         let tokenizing = Arc::new(feeds::tokenizing(&args, &renderer, tokenizers)?);
         let tokens = Arc::new(TokenIndexes::default());
         let scheduler = Arc::new(Scheduler::new(pipeline, Arc::clone(&tokens), args.staleness));
-        let admission = Arc::new(Admission::new(queue_settings, args.staleness));
+        let admission = Arc::new(Admission::new(queue_settings, args.staleness, most_waiting(&args)));
         let events = EventFeed::new(tokens);
         let scraper = feeds::scraper(&args, &scheduler, &events);
         let ledger = Arc::new(Ledger::new(
@@ -190,6 +190,11 @@ fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
         session_key: Arc::new(feeds::session_key(args)?),
         replica: replica.into(),
     })
+}
+
+/// Half of all that may be held: the other half is for bodies on their way.
+fn most_waiting(args: &ServeArgs) -> u64 {
+    args.limits.max_buffered_bytes as u64 / 2
 }
 
 fn stream_options(args: &ServeArgs) -> extproc::Options {

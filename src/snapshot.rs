@@ -12,6 +12,15 @@ use crate::route::rewrite::{Rewrite, Rewrites};
 use crate::route::{Question, RouteTable};
 use crate::state::{Endpoint, ObjectName, Pool, PoolKind, PoolName};
 
+/// How important the requests of a pool are that name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Objective {
+    /// The pool.
+    pub pool: ObjectName,
+    /// Higher is earlier; below 0 may be shed.
+    pub priority: i32,
+}
+
 /// One consistent view of the topology.
 #[derive(Debug, Default)]
 pub struct Snapshot {
@@ -23,8 +32,8 @@ pub struct Snapshot {
     pub routes: RouteTable,
     /// What becomes of model names in InferencePools, by pool.
     pub rewrites: AHashMap<ObjectName, Rewrites>,
-    /// The priority that each InferenceObjective gives.
-    pub objectives: AHashMap<ObjectName, i32>,
+    /// InferenceObjectives.
+    pub objectives: AHashMap<ObjectName, Objective>,
     by_name: AHashMap<PoolName, usize>,
     /// Whether it was read from anywhere: the empty one that a process begins with was not.
     stands: bool,
@@ -41,7 +50,7 @@ impl Snapshot {
     pub fn with_models(
         mut self,
         rewrites: Vec<(ObjectName, Rewrite)>,
-        objectives: Vec<(ObjectName, i32)>,
+        objectives: Vec<(ObjectName, Objective)>,
     ) -> Self {
         let mut by_pool: AHashMap<ObjectName, Vec<Rewrite>> = AHashMap::new();
         for (pool, rewrite) in rewrites {

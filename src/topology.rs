@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::route::rewrite::Rewrite;
 use crate::route::{Route, RouteTable};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Objective, Snapshot};
 use crate::state::endpoint::{EndpointSpec, EngineKind};
 use crate::state::pool::{PoolMemory, TrafficPolicy};
 use crate::state::{Endpoint, Member, ObjectName, Pool, PoolName, TokenizerSource};
@@ -28,8 +28,8 @@ pub struct World {
     pub routes: Vec<Route>,
     /// Rewrites, each with the InferencePool it is for.
     pub rewrites: Vec<(ObjectName, Rewrite)>,
-    /// Objectives with their priorities.
-    pub objectives: Vec<(ObjectName, i32)>,
+    /// Objectives by name.
+    pub objectives: Vec<(ObjectName, Objective)>,
     /// Uids of pods that ended since the last world: what is known of their caches is void at once.
     pub ended: Vec<Arc<str>>,
 }

@@ -161,7 +161,7 @@ pub async fn config(State(admin): Page) -> Json<Value> {
         let labels: Vec<&str> = rewrites.all().iter().map(|rewrite| &*rewrite.label).collect();
         (pool.to_string(), json!(labels))
     });
-    let objectives = snapshot.objectives.iter().map(|(name, priority)| (name.to_string(), json!(priority)));
+    let objectives = snapshot.objectives.iter().map(|(name, it)| (name.to_string(), json!(it.priority)));
     Json(json!({
         "scheduler": crate::config::effective(&pipeline),
         "settings": settings(&pipeline),

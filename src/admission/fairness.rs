@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 pub use band::USUAL_WEIGHT;
 
 use super::Identity;
-use band::Band;
+use band::{Band, Left};
 
 /// Most that may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,7 @@ pub struct Charged {
     flow: Identity,
     weight: u32,
     cost: u64,
+    lifts: u32,
 }
 
 impl Charged {
@@ -159,8 +160,9 @@ impl<T> FairQueue<T> {
         let (priority, band) = self.bands.iter_mut().find(|(_, band)| band.waiting().requests > 0)?;
         let left = band.pop()?;
         self.waiting.take(left.bytes);
-        let charged = Charged { priority: priority.0, flow: left.flow, weight: left.weight, cost: left.cost };
-        Some((left.item, charged))
+        let Left { flow, weight, cost, lifts, item, .. } = left;
+        let charged = Charged { priority: priority.0, flow, weight, cost, lifts };
+        Some((item, charged))
     }
 
     /// Takes a request out that waits no longer; none if it has left already.
@@ -173,12 +175,12 @@ impl<T> FairQueue<T> {
     }
 
     /// A request that left has cost this much.
+    #[allow(clippy::needless_pass_by_value, reason = "what was charged is settled once")]
     pub fn settle(&mut self, charged: Charged, cost: u64) {
-        let Charged { priority, flow, weight, cost: predicted } = charged;
-        if let Some(band) = self.bands.get_mut(&Reverse(priority)) {
-            band.settle(&flow, weight, predicted, cost);
-            self.tidy(priority);
+        if let Some(band) = self.bands.get_mut(&Reverse(charged.priority)) {
+            band.settle(&charged, cost);
         }
+        self.tidy(charged.priority);
     }
 
     /// Takes out whatever is unwanted.

@@ -10,6 +10,7 @@ mod tests;
 mod ticket;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -43,6 +44,10 @@ pub struct Rules {
     pub settings: ArcSwap<QueueSettings>,
     /// Age from which signals are unknown.
     pub staleness: Duration,
+    /// Bytes of bodies that may wait in front of all pools together: what waits for one must not take the room of all.
+    pub most_bytes: u64,
+    /// Bytes that wait.
+    pub bytes: AtomicU64,
     /// Told when a queue is no longer empty.
     pub waiting: Notify,
 }
@@ -111,12 +116,20 @@ impl Gate {
         Self { sessions: Bindings::new(SESSION, sessions), state: Mutex::new(State::new(pool)), rules }
     }
 
+    /// A gate to a pool that is no more.
+    pub fn closed(rules: Arc<Rules>, pool: Arc<Pool>) -> Self {
+        let gate = Self::new(rules, pool);
+        gate.state.lock().closed = true;
+        gate
+    }
+
     /// Asks to go in.
     pub fn enter(self: &Arc<Self>, want: Want) -> Entered {
         let settings = self.rules.settings.load_full();
         let mut passed = Passed::default();
         let mut state = self.state.lock();
         let entered = self.entered(&mut state, &settings, want, &mut passed);
+        state.count(&self.rules);
         drop(state);
         passed.go(self);
         entered
@@ -139,10 +152,16 @@ impl Gate {
         }
         let holds = state.holds(settings);
         let Some(bound) = settings.bound(want.priority) else {
+            if holds {
+                let why = "and requests of low priority do not wait for its first";
+                return Entered::Refused(no_endpoints(state, why));
+            }
             let why = format!("pool {} is full, and requests of low priority do not wait", state.pool.label);
             return Entered::Refused(Refusal::new(Reason::Shed, why).retry_after(TRY_AGAIN));
         };
         let mut all = settings.all;
+        let elsewhere = self.rules.bytes.load(Ordering::Relaxed).saturating_sub(state.queue.waiting().bytes);
+        all.bytes = all.bytes.min(self.rules.most_bytes.saturating_sub(elsewhere));
         if holds {
             all.requests = all.requests.min(settings.hold_requests);
         }
@@ -195,6 +214,7 @@ impl Gate {
         let mut state = self.state.lock();
         state.look(&settings, self.rules.staleness);
         state.dispatch(&settings, self.rules.staleness, &mut passed);
+        state.count(&self.rules);
         drop(state);
         passed.go(self);
     }
@@ -220,6 +240,7 @@ impl Gate {
         state.closed = true;
         let refusal = gone(&state);
         let waiters = state.queue.drain();
+        state.count(&self.rules);
         drop(state);
         for waiter in waiters {
             waiter.refuse(refusal.clone());
@@ -247,7 +268,8 @@ impl Gate {
 }
 
 fn gone(state: &State) -> Refusal {
-    Refusal::new(Reason::NoEndpoints, format!("pool {} was removed", state.pool.label))
+    let why = format!("pool {} was removed", state.pool.label);
+    Refusal::new(Reason::NoEndpoints, why).retry_after(TRY_AGAIN)
 }
 
 fn no_endpoints(state: &State, why: &str) -> Refusal {

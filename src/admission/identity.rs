@@ -18,6 +18,9 @@ const LONGEST: usize = 128;
 /// Bytes of a longer name that are kept in front of its hash.
 const KEPT: usize = 96;
 
+/// What names that are claimed begin with.
+const CLAIMS: [&str; 3] = ["user:", "session:", "vouched:"];
+
 /// Where an identity is looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -58,11 +61,14 @@ impl Source {
             Source::Attribute(name) => {
                 ("", asks.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| &**value))
             }
-            Source::Header(name) => ("", asks.head.get(name)),
+            // A header that stands there twice is the work of two, of whom one may be the client.
+            Source::Header(name) => ("", asks.head.only(name)),
             Source::User => ("user:", asks.request.user.as_deref()),
             Source::Session => ("session:", asks.head.get("x-session-id")),
         };
-        Some((prefix, value.map(str::trim).filter(|value| !value.is_empty())?))
+        let value = value.map(str::trim).filter(|value| !value.is_empty())?;
+        let looks_claimed = prefix.is_empty() && CLAIMS.iter().any(|claim| value.starts_with(claim));
+        Some((if looks_claimed { "vouched:" } else { prefix }, value))
     }
 }
 
@@ -112,7 +118,7 @@ impl Identity {
 
 /// The name, or its beginning and a hash of all of it.
 fn bounded(prefix: &str, value: &str) -> Arc<str> {
-    if value.len() <= LONGEST {
+    if prefix.len() + value.len() <= LONGEST {
         return if prefix.is_empty() { value.into() } else { [prefix, value].concat().into() };
     }
     let hash = xxh3_64(value.as_bytes());
@@ -172,6 +178,17 @@ mod tests {
             Identity::default(),
             "nothing is asked for"
         );
+    }
+
+    #[test]
+    fn nobody_is_vouched_for_by_a_name_that_is_a_claim_or_by_two() {
+        let named = |name: &str| identity("header:x-client", &[("x-client", name)], None, None);
+        let claimed = identity("user", &[], Some("alice"), None);
+        assert_eq!(named("user:alice").name(), Some("vouched:user:alice"));
+        assert_ne!(named("user:alice"), claimed);
+        assert_ne!(named("vouched:user:alice"), named("user:alice"));
+        let twice = [("x-client", "alice"), ("x-client", "mallory")];
+        assert_eq!(identity("header:x-client", &twice, None, None), Identity::default());
     }
 
     #[test]

@@ -124,6 +124,15 @@ impl Default for QueueSettings {
 }
 
 impl QueueSettings {
+    /// What is set and has no effect, since requests do not wait.
+    pub fn without_effect(&self) -> Option<&'static str> {
+        let is_set = self.most_at_once.is_some() || self.most_per_second.is_some() || !self.hold.is_zero();
+        (!self.waits && is_set).then_some(
+            "requests do not wait, so bounds of a pool's requests (at once, in a second) and --hold-timeout have no effect: \
+             turn the queue on, or remove them",
+        )
+    }
+
     /// The share of an identity.
     pub fn weight(&self, identity: Option<&str>) -> u32 {
         identity.and_then(|name| self.weights.get(name)).copied().unwrap_or(USUAL_WEIGHT)

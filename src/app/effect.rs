@@ -46,8 +46,9 @@ impl Effect {
             snapshot.routes.all().iter().map(|route| Arc::clone(&route.label)).collect();
         // Before the snapshot: a request that sees a limit finds its bucket.
         admin.doors.watched().follow(snapshot.routes.all().iter().filter_map(|route| route.limit.as_ref()));
-        admin.shared.decider.store.replace(snapshot);
+        // Before it too: whoever sees a pool finds its gate.
         admin.shared.decider.admission.follow(&pools, &|route| routes.contains(route));
+        admin.shared.decider.store.replace(snapshot);
         self.forget_the_gone();
     }
 

@@ -234,8 +234,10 @@ fn detect(reader: &mut Reader<'_>, named: &Node, listed: &[Listed<'_>]) {
     match type_of(named, listed) {
         UTILIZATION => {
             let given: Utilization = parameters(reader, named, listed);
-            reader.queue.saturation.queue_depth = given.queue_depth_threshold;
-            reader.queue.saturation.kv_usage = given.kv_cache_util_threshold;
+            let depth = positive(reader, named, "queueDepthThreshold", given.queue_depth_threshold);
+            reader.queue.saturation.queue_depth = depth.min(NEVER);
+            let usage = share(reader, named, "kvCacheUtilThreshold", given.kv_cache_util_threshold);
+            reader.queue.saturation.kv_usage = usage;
             if given.metrics_staleness_threshold.is_some() {
                 let why = "metricsStalenessThreshold has no effect: --staleness says when a reading is unknown, and \
                            what is unknown is not full";
@@ -245,19 +247,45 @@ fn detect(reader: &mut Reader<'_>, named: &Node, listed: &[Listed<'_>]) {
         }
         CONCURRENCY => {
             let given: ConcurrencyDetector = parameters(reader, named, listed);
+            let requests = positive(reader, named, "maxConcurrency", given.max_concurrency);
+            let tokens = positive(reader, named, "maxTokenConcurrency", given.max_token_concurrency);
             let saturation = &mut reader.queue.saturation;
             if given.concurrency_mode != Concurrency::Tokens {
-                saturation.most_requests = Some(given.max_concurrency);
+                saturation.most_requests = Some(requests);
             }
             if given.concurrency_mode != Concurrency::Requests {
-                saturation.most_tokens = Some(given.max_token_concurrency);
+                saturation.most_tokens = Some(tokens);
             }
             // It looks at what is in flight alone.
             (saturation.queue_depth, saturation.kv_usage) = (NEVER, NEVER);
             headroom(reader, named, given.headroom);
         }
-        _ => {}
+        _ => no_policy(reader, named),
     }
+}
+
+fn no_policy(reader: &mut Reader<'_>, named: &Node) {
+    let name = named.as_str().unwrap_or_default();
+    let why = format!("`{name}` has no effect here: it is no policy or detector of queues");
+    reader.problems.warning(named.place, why, None);
+}
+
+/// A share is above 0 and at most 1.
+fn share(reader: &mut Reader<'_>, named: &Node, key: &str, value: f32) -> f32 {
+    if value > 0.0 && value <= 1.0 {
+        return value;
+    }
+    reader.problems.error(named.place, format!("`{key}` is a share, above 0 and at most 1"), None);
+    1.0
+}
+
+/// A number above 0.
+fn positive(reader: &mut Reader<'_>, named: &Node, key: &str, value: f32) -> f32 {
+    if value > 0.0 && value.is_finite() {
+        return value;
+    }
+    reader.problems.error(named.place, format!("`{key}` is a number above 0"), None);
+    1.0
 }
 
 fn headroom(reader: &mut Reader<'_>, named: &Node, headroom: f32) {
@@ -298,7 +326,8 @@ fn ceilings(reader: &mut Reader<'_>, named: &Node, listed: &[Listed<'_>]) {
     match type_of(named, listed) {
         "static-usage-limit-policy" => {
             let given: StaticLimit = parameters(reader, named, listed);
-            reader.queue.ceilings = Ceilings::Same(given.threshold);
+            let threshold = share(reader, named, "threshold", given.threshold);
+            reader.queue.ceilings = Ceilings::Same(threshold);
         }
         "priority-holdback-policy" => {
             let given: Holdback = parameters(reader, named, listed);
@@ -306,9 +335,11 @@ fn ceilings(reader: &mut Reader<'_>, named: &Node, listed: &[Listed<'_>]) {
                 let why = "shares fall evenly from band to band here, whatever `shape` and `domain` say";
                 reader.problems.warning(named.place, why, None);
             }
-            reader.queue.ceilings = Ceilings::Falling { most: given.max_ceiling, least: given.min_ceiling };
+            let most = share(reader, named, "maxCeiling", given.max_ceiling);
+            let least = share(reader, named, "minCeiling", given.min_ceiling);
+            reader.queue.ceilings = Ceilings::Falling { most, least };
         }
-        _ => {}
+        _ => no_policy(reader, named),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::queue::{HEAD_START, SESSION_HEADER, SESSIONS};
+use super::queue::{HEAD_START, RATES, SESSION_HEADER, SESSIONS};
 use crate::admission::QueueSettings;
 use crate::admission::settings::{Order, ShareBy};
 use crate::resources::duration;
@@ -63,8 +63,11 @@ impl Variables<'_> {
             .or(to.most_at_once);
         // Kthena's default of 100 a second would cap whoever turns fairness on; here it is a cap for those who set it.
         if to.most_at_once.is_none() {
-            let rate = self.number("FAIRNESS_MAX_QPS", |rate: &f64| rate.is_finite() && *rate > 0.0);
+            let rate = self.number("FAIRNESS_MAX_QPS", |rate: &f64| RATES.contains(rate));
             to.most_per_second = rate.or(to.most_per_second);
+        } else if (self.variable)("FAIRNESS_MAX_QPS").is_some() {
+            let why = "FAIRNESS_MAX_QPS has no effect beside FAIRNESS_MAX_CONCURRENT".to_owned();
+            self.notes.push(why);
         }
         if let Some(timeout) = self.time("FAIRNESS_QUEUE_TIMEOUT").filter(|timeout| !timeout.is_zero()) {
             to.timeout = Some(timeout);
@@ -94,10 +97,12 @@ impl Variables<'_> {
         to.saturation.most_requests = Some(each as f32);
         // There, a pool has room only if one of its engines lets nobody wait.
         to.saturation.queue_depth = 1.0;
-        to.timeout = match (self.variable)("SESSION_BOOST_TIMEOUT").as_deref().map(str::trim) {
-            None => Some(Duration::from_secs(30)),
-            Some(text) if text.starts_with('-') => None,
-            Some(_) => self.time("SESSION_BOOST_TIMEOUT").filter(|timeout| !timeout.is_zero()),
+        let negative = |text: String| text.trim().starts_with('-');
+        to.timeout = if (self.variable)("SESSION_BOOST_TIMEOUT").is_some_and(negative) {
+            None
+        } else {
+            let timeout = self.time("SESSION_BOOST_TIMEOUT").unwrap_or(Duration::from_secs(30));
+            Some(timeout).filter(|timeout| !timeout.is_zero())
         };
         if self.time("SESSION_BOOST_GRACE_PERIOD").is_some_and(|grace| !grace.is_zero()) {
             let why = "SESSION_BOOST_GRACE_PERIOD has no effect: room that is there is used";
@@ -201,7 +206,11 @@ mod tests {
         let order = Order::Session { header: "x-chat".into(), boost: HEAD_START, sessions: SESSIONS };
         assert_eq!((settings.order, settings.timeout, notes.len()), (order, None, 1));
         assert_eq!((settings.saturation.most_requests, settings.saturation.queue_depth), (Some(16.0), 1.0));
-        let (settings, _) = applied(&[("ENABLE_SESSION_BOOST", "true")]);
-        assert_eq!(settings.timeout, Some(Duration::from_secs(30)));
+        for unusable in ["", "30", "soon"] {
+            let variables = [("ENABLE_SESSION_BOOST", "true"), ("SESSION_BOOST_TIMEOUT", unusable)];
+            assert_eq!(applied(&variables).0.timeout, Some(Duration::from_secs(30)), "{unusable}");
+        }
+        let never = [("ENABLE_SESSION_BOOST", "true"), ("SESSION_BOOST_TIMEOUT", "0")];
+        assert_eq!(applied(&never).0.timeout, None);
     }
 }

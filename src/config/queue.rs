@@ -1,6 +1,7 @@
 //! The section `queue`: whose share is how large, and when a pool is full.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -69,12 +70,21 @@ struct Session {
     head_start: Option<String>,
 }
 
+impl Session {
+    fn is_given(&self) -> bool {
+        self.header.is_some() || self.head_start.is_some()
+    }
+}
+
 /// The head start of requests that go on with a session, where nothing says another.
 pub const HEAD_START: Duration = Duration::from_secs(10);
 /// Sessions remembered for each pool, as in Kthena.
 pub const SESSIONS: usize = 4_096;
 /// Kthena's header.
 pub const SESSION_HEADER: &str = "x-session-id";
+
+/// Requests a second that can be told apart from none and from all.
+pub const RATES: RangeInclusive<f64> = 0.001..=1e6;
 
 /// Reads the section.
 pub fn section(reader: &mut Reader<'_>, node: &Node) {
@@ -83,6 +93,11 @@ pub fn section(reader: &mut Reader<'_>, node: &Node) {
         Ok(queue) => queue,
         Err((place, message, advice)) => return reader.problems.error(place, message, advice),
     };
+    if queue.session.is_given() && !matches!(queue.order, Some(OrderBy::Session)) {
+        let place = node.key_place("session").unwrap_or(node.place);
+        let advice = Some("write `order: session` beside it".to_owned());
+        reader.problems.warning(place, "`session` has no effect without its order", advice);
+    }
     if let Err((key, why)) = queue.apply(&mut reader.queue) {
         let place = node.key_place(key).unwrap_or(node.place);
         reader.problems.error(place, format!("`{key}` {why}"), None);
@@ -96,7 +111,12 @@ impl Queue {
             number => Ok(number),
         };
         let wide = |number: Option<f32>| number.map(f64::from);
-        above_zero("maxPerSecond", self.max_per_second)?;
+        if self.max_per_second.is_some_and(|rate| !RATES.contains(&rate)) {
+            return Err(("maxPerSecond", "must be a number from 0.001 to 1000000"));
+        }
+        if self.endpoint_kv_usage.is_some_and(|usage| usage > 1.0) {
+            return Err(("endpointKvUsage", "must be a share, up to 1"));
+        }
         above_zero("endpointQueueDepth", wide(self.endpoint_queue_depth))?;
         above_zero("endpointKvUsage", wide(self.endpoint_kv_usage))?;
         above_zero("endpointMaxRequests", wide(self.endpoint_max_requests))?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::body;
 use super::{Arrived, Body, Chunks, Decider, Served, UsageInjection};
 use crate::admission::Permit;
 use crate::admission::limits::Limiting;
@@ -31,7 +32,7 @@ const KEPT_WHOLE: usize = 64;
 pub(super) struct Ready {
     pub arrived: Arrived,
     pub request: LlmRequest,
-    /// Its body, if it had to be decoded.
+    /// Its body, if it had to be decoded and is still at hand.
     pub decoded: Option<Vec<u8>>,
     pub routed: Routed,
     /// What its prompt was prepared for.
@@ -72,7 +73,11 @@ impl Decider {
             request.rename_model(&routed.target_model, &mut edits);
         }
         let withhold_usage = self.ask_for_usage(&request, &arrived, &mut edits);
-        let decoded = decoded.filter(|_| !edits.is_empty());
+        let decoded = match decoded {
+            _ if edits.is_empty() => None,
+            Some(decoded) => Some(decoded),
+            None => body::decoded(&arrived.head, &arrived.body, self.settings.max_body)?,
+        };
         let is_decoded = decoded.is_some();
         if let Some(decoded) = decoded {
             arrived.body = Body::Whole(Chunks::of(decoded));

@@ -117,6 +117,14 @@ pub fn parse<'a>(head: &Head, body: &'a Body, max_body: usize) -> Result<(LlmReq
     }
 }
 
+/// The body decoded, if it came encoded.
+pub fn decoded(head: &Head, body: &Body, max_body: usize) -> Result<Option<Vec<u8>>, Refusal> {
+    match body {
+        Body::Whole(chunks) => Ok(text(head, chunks, max_body)?.into_decoded()),
+        Body::CutOff(_) | Body::Absent | Body::Unseen => Ok(None),
+    }
+}
+
 fn text<'a>(head: &Head, chunks: &'a Chunks, max_body: usize) -> Result<Text<'a>, Refusal> {
     let Some(value) = head.get("content-encoding") else { return Ok(Text::AsSent(chunks.contiguous())) };
     let encoding = Encoding::from_header(value).map_err(|_| {

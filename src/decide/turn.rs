@@ -23,7 +23,7 @@ pub struct Held {
 
 impl Decider {
     /// Lets a request go to its endpoint, or wait.
-    pub(super) fn take_turn(&self, record: &mut Record, ready: Ready) -> Result<Verdict, Refusal> {
+    pub(super) fn take_turn(&self, record: &mut Record, mut ready: Ready) -> Result<Verdict, Refusal> {
         // What has no prompt and generates nothing takes no room.
         if ready.request.n == 0 {
             return self.serve(record, ready, None);
@@ -31,7 +31,11 @@ impl Decider {
         let want = self.want(record, &ready);
         match self.admission.gate(&ready.routed.pool).enter(want) {
             Entered::Now(permit) => self.serve(record, ready, Some(permit)),
-            Entered::Wait(ticket) => Ok(Verdict::Wait(Box::new(Held { ticket, ready }))),
+            Entered::Wait(ticket) => {
+                // It may be a thousand times as large as what came, and is decoded again in a moment.
+                ready.decoded = None;
+                Ok(Verdict::Wait(Box::new(Held { ticket, ready })))
+            }
             Entered::Refused(refusal) => Err(refusal),
         }
     }
@@ -83,7 +87,7 @@ impl Decider {
         }
     }
 
-    /// The priority of the objective that a trusted caller names; 0 without one, and of one that does not exist.
+    /// The priority of the objective that a trusted caller names; 0 without one, and of one that the pool does not have.
     fn priority(&self, head: &Head, routed: &Routed) -> i32 {
         let Some(name) = head.objective().filter(|_| self.settings.trust_hints) else { return 0 };
         if head.names_several_objectives()
@@ -94,8 +98,10 @@ impl Decider {
                  instead of adding it"
             );
         }
-        let namespace = &routed.pool.name.object.namespace;
-        let found = self.store.load().objectives.get(&ObjectName::new(&**namespace, name)).copied();
+        let pool = &routed.pool.name.object;
+        let snapshot = self.store.load();
+        let objective = snapshot.objectives.get(&ObjectName::new(&*pool.namespace, name));
+        let found = objective.filter(|objective| objective.pool == *pool).map(|objective| objective.priority);
         if found.is_none() {
             self.metrics.unknown_objectives.fetch_add(1, Ordering::Relaxed);
         }

@@ -30,6 +30,9 @@ use crate::refusal::{Reason, Refusal};
 use crate::state::ObjectName;
 use serving::Serving;
 
+/// Longer than any request waits.
+const FAR: Duration = Duration::from_hours(24 * 365);
+
 /// The replies of one stream.
 pub type Replies = Pin<Box<dyn Stream<Item = Reply> + Send>>;
 
@@ -249,7 +252,7 @@ impl Driver {
     fn wait(&mut self, held: Box<Held>, record: Box<Record>) {
         self.exchange.hold(held.longest(), &mut self.outbox);
         if let Some(longest) = held.longest() {
-            self.arm(Timer::Queue, Instant::now() + longest);
+            self.arm(Timer::Queue, Instant::now() + longest.min(FAR));
         }
         self.waiting = Some(Waiting { held, record });
     }

@@ -82,6 +82,13 @@ impl Head {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
+    /// The value of a header that stands there once.
+    pub fn only(&self, name: &str) -> Option<&str> {
+        let mut values =
+            self.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str());
+        values.next().filter(|_| values.next().is_none())
+    }
+
     /// The first cookie of that name.
     pub fn cookie(&self, name: &str) -> Option<&str> {
         self.cookies().find_map(|cookie| cookie_value(cookie, name))

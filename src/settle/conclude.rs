@@ -80,8 +80,11 @@ impl Ledger {
         }
 
         if let Some(mut bill) = closing.bill.take() {
-            if let Some((usage, _)) = usage {
-                bill.used(usage.prompt, usage.completion);
+            match usage {
+                Some((usage, _)) => bill.used(usage.prompt, usage.completion),
+                // A client that left early may have had its prompt computed.
+                None if outcome == Outcome::Aborted => bill.used(closing.record.prompt_tokens, 0),
+                None => bill.waive(),
             }
             if outcome == Outcome::Complete {
                 bill.completed();

@@ -10,6 +10,10 @@ const SURE: u32 = 3;
 /// Readings in a row with requests waiting after which they wait for room.
 const PRESSED: u32 = 2;
 
+/// Share of what an engine is thought to run at which it is tried whether it can do more. Bands that may use a part of a pool
+/// only fill it no further.
+const NEARLY: f64 = 0.8;
+
 /// What successive readings have shown of one engine.
 #[derive(Debug, Default)]
 pub struct Capacity {
@@ -32,7 +36,7 @@ impl Capacity {
         }
         self.pressed.store(0, Ordering::Relaxed);
         let batch = self.batch();
-        if there >= f64::from(batch) {
+        if there >= NEARLY * f64::from(batch) {
             // It holds what it was thought to hold and lets nothing wait: it can do more.
             self.batch.store(batch.saturating_add(batch / 2).saturating_add(1), Ordering::Relaxed);
         }

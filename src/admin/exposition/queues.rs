@@ -51,7 +51,7 @@ pub fn queues(
     let help = "Share of a pool that is used, 0 to 1; at 1 requests wait";
     let mut family = Family::new(encoder, "pool_saturation", help, MetricType::Gauge)?;
     for (pool, gate) in &gates {
-        family.gauge([("pool", &**pool)], f64::from(gate.room.saturation()))?;
+        family.gauge([("pool", &**pool)], gate.room.saturation())?;
     }
     let help = "Time that requests waited for their turn, those that did";
     let mut family = Family::new(encoder, "queue_seconds", help, MetricType::Histogram)?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ahash::AHashMap;
 
-use super::{Arrival, Waiting};
+use super::{Arrival, Charged, Waiting};
 use crate::admission::Identity;
 
 /// The weight of a flow of which nothing else is said.
@@ -52,6 +52,10 @@ struct Flow<T> {
     waiting: BTreeMap<Head, Entry<T>>,
     /// Requests that left and are not settled.
     open: usize,
+    /// Times that it came back behind those who wait and was put beside them: what it was charged before is forgiven.
+    lifts: u32,
+    /// How far it was put ahead then.
+    forgiven: Time,
 }
 
 impl<T> Flow<T> {
@@ -75,6 +79,8 @@ pub(super) struct Left<T> {
     pub weight: u32,
     pub cost: u64,
     pub bytes: u64,
+    /// See [`Flow::lifts`].
+    pub lifts: u32,
     pub item: T,
 }
 
@@ -94,6 +100,8 @@ impl<T> Band<T> {
             time: begins,
             waiting: BTreeMap::new(),
             open: 0,
+            lifts: 0,
+            forgiven: 0,
         });
         match flow.head() {
             Some(head) => {
@@ -101,7 +109,11 @@ impl<T> Band<T> {
             }
             None => {
                 self.idle.remove(&(flow.time, id.clone()));
-                flow.time = flow.time.max(begins);
+                if begins > flow.time {
+                    flow.lifts = flow.lifts.wrapping_add(1);
+                    flow.forgiven = begins - flow.time;
+                    flow.time = begins;
+                }
             }
         }
         flow.waiting.insert((rank, turn), Entry { weight: weight.max(1), cost, bytes, item });
@@ -114,12 +126,13 @@ impl<T> Band<T> {
         let flow = self.flows.get_mut(&id)?;
         let (_, Entry { weight, cost, bytes, item }) = flow.waiting.pop_first()?;
         self.waiting.take(bytes);
-        self.now = time;
+        self.now = self.now.max(time);
         flow.time = time.saturating_add(advance(cost, weight));
         flow.open += 1;
+        let lifts = flow.lifts;
         self.settle_down(&id);
         self.forget_the_even();
-        Some(Left { flow: id, weight, cost, bytes, item })
+        Some(Left { flow: id, weight, cost, bytes, lifts, item })
     }
 
     pub fn remove(&mut self, id: &Identity, key: Head) -> Option<(T, u64)> {
@@ -141,14 +154,21 @@ impl<T> Band<T> {
         })
     }
 
-    /// Moves a flow by the difference between what one of its requests was charged and what it cost.
-    pub fn settle(&mut self, id: &Identity, weight: u32, charged: u64, cost: u64) {
+    /// Moves a flow by the difference between what one of its requests was charged and what it cost. What was charged before
+    /// the flow was put beside the others is forgiven already: it cannot come back as credit.
+    pub fn settle(&mut self, charged: &Charged, cost: u64) {
+        let id = &charged.flow;
         let Some(flow) = self.flows.get_mut(id) else { return };
         flow.open -= 1;
         if let Some(head) = flow.head() {
             self.order.remove(&(flow.time, head, id.clone()));
         }
-        flow.time = flow.time.saturating_sub(advance(charged, weight)).saturating_add(advance(cost, weight));
+        let (before, after) = (advance(charged.cost, charged.weight), advance(cost, charged.weight));
+        flow.time = if charged.lifts == flow.lifts {
+            flow.time.saturating_sub(before).saturating_add(after)
+        } else {
+            flow.time.saturating_add(after.saturating_sub(before).saturating_sub(flow.forgiven))
+        };
         self.settle_down(id);
         self.forget_the_even();
     }

@@ -142,6 +142,40 @@ fn idleness_earns_nothing_and_debt_is_remembered_while_others_wait() {
     assert_eq!(given["large"], 1, "{given:?}");
 }
 
+/// A client that claims much and uses nothing, again and again: what it was forgiven on coming back is not paid out.
+#[test]
+fn what_was_forgiven_comes_back_to_nobody() {
+    let mut queue = FairQueue::default();
+    for _ in 0..100 {
+        push(&mut queue, arrival("honest", 10), "honest");
+    }
+    let mut claims = Vec::new();
+    for _ in 0..5 {
+        push(&mut queue, arrival("claims", 100), "claims");
+        // Its turn comes, and by the time it asks again the others have had as much.
+        let mut left = 0;
+        loop {
+            match queue.pop().unwrap() {
+                ("claims", charged) => claims.push(charged),
+                (_, charged) => queue.settle(charged, 10),
+            }
+            left += 1;
+            if left == 13 {
+                break;
+            }
+        }
+    }
+    assert_eq!(claims.len(), 5);
+    for charged in claims {
+        queue.settle(charged, 0);
+    }
+    for _ in 0..20 {
+        push(&mut queue, arrival("claims", 10), "claims");
+    }
+    let next: Vec<&str> = (0..10).filter_map(|_| pop(&mut queue)).collect();
+    assert!(next.iter().filter(|name| **name == "honest").count() >= 4, "{next:?}");
+}
+
 #[test]
 fn nothing_is_remembered_once_nobody_waits() {
     let mut queue = FairQueue::default();

@@ -1,13 +1,14 @@
 //! What a gate knows under its lock.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::Gate;
 use super::ticket::{Permit, Waiter};
+use super::{Gate, Rules};
 use crate::admission::TICK;
 use crate::admission::fairness::{Charged, FairQueue};
 use crate::admission::saturation::Room;
@@ -33,6 +34,8 @@ pub(super) struct State {
     looked: Option<Instant>,
     /// When the next may go, where a rate limits them.
     next: Option<Instant>,
+    /// Bytes that wait, as they were last counted.
+    counted: u64,
 }
 
 /// Requests let go, to be told once the lock is released.
@@ -60,6 +63,7 @@ impl State {
             room: Room::default(),
             looked: None,
             next: None,
+            counted: 0,
         }
     }
 
@@ -68,9 +72,21 @@ impl State {
         self.pool.members.iter().any(|member| member.endpoint.health.state() == Health::Up)
     }
 
-    /// Whether requests wait for the first endpoint of the pool.
+    /// Whether requests wait for the first endpoint of the pool. One at a time goes on to an endpoint that is to be tried
+    /// whether it is well again: nothing else would find out.
     pub fn holds(&self, settings: &QueueSettings) -> bool {
-        settings.waits && !settings.hold.is_zero() && !self.is_up()
+        settings.waits
+            && !settings.hold.is_zero()
+            && !self.is_up()
+            && !(self.unbound == 0 && self.may_be_tried())
+    }
+
+    fn may_be_tried(&self) -> bool {
+        let now = Millis::now();
+        let tried = |health: &crate::state::health::Health| {
+            health.state() == Health::Draining && health.may_be_probed(now)
+        };
+        self.pool.members.iter().any(|member| tried(&member.endpoint.health))
     }
 
     /// Whether a request that has just come may go at once: nobody waits, and there is room.
@@ -97,11 +113,19 @@ impl State {
         !self.holds(settings) && self.has_room(settings, priority, staleness) && self.is_in_time(settings)
     }
 
+    /// Counts what waits along with what waits elsewhere.
+    pub fn count(&mut self, rules: &Rules) {
+        let now = self.queue.waiting().bytes;
+        let before = std::mem::replace(&mut self.counted, now);
+        // Wrapping: a difference below zero takes away.
+        rules.bytes.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
     /// One goes in; it will be booked in a moment.
     pub fn let_go(&mut self) {
         self.open += 1;
         self.unbound += 1;
-        self.room.used += 1.0;
+        self.room.take();
     }
 
     /// One that was let go is booked.
@@ -115,7 +139,7 @@ impl State {
         if !was_bound {
             self.unbound -= 1;
         }
-        self.room.used = (self.room.used - 1.0).max(0.0);
+        self.room.give_back();
     }
 
     fn has_room(&mut self, settings: &QueueSettings, priority: i32, staleness: Duration) -> bool {
@@ -125,14 +149,14 @@ impl State {
         if self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
             self.look(settings, staleness);
         }
-        self.room.free(settings.ceiling(priority)) >= 1.0
+        self.room.has_room(f64::from(settings.ceiling(priority)))
     }
 
     /// Looks at the pool's endpoints.
     pub fn look(&mut self, settings: &QueueSettings, staleness: Duration) -> Room {
         self.looked = Some(Instant::now());
         self.room = Room::of(&self.pool, &settings.saturation, Millis::now(), staleness);
-        self.room.used += self.unbound as f32;
+        self.room.used += f64::from(self.unbound);
         self.room
     }
 

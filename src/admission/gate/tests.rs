@@ -19,7 +19,7 @@ fn gate(most: f32, change: impl FnOnce(&mut QueueSettings)) -> (Arc<Pool>, Arc<G
     };
     change(&mut settings);
     let pool = pool(1);
-    let gate = Admission::new(settings, STALENESS).gate(&pool);
+    let gate = Admission::new(settings, STALENESS, u64::MAX).gate(&pool);
     (pool, gate)
 }
 
@@ -39,6 +39,14 @@ fn goes(gate: &Arc<Gate>, want: Want) -> Permit {
         Entered::Now(permit) => permit,
         other => panic!("{other:?}"),
     }
+}
+
+/// One that was let go when there was room.
+fn open(gate: &Arc<Gate>) -> Permit {
+    gate.state.lock().let_go();
+    let mut permit = Permit::new(Arc::clone(gate), None, None);
+    permit.bound();
+    permit
 }
 
 fn refused(gate: &Arc<Gate>, want: Want) -> Refusal {
@@ -73,7 +81,7 @@ async fn every_end_lets_the_next_go_and_flows_take_turns() {
         names.iter().enumerate().map(|(at, name)| (at, waits(&gate, want(name)))).collect();
     let mut order = Vec::new();
     while let Some(permit) = running.take() {
-        drop(permit);
+        drop(permit.end());
         let mut ready = tickets.iter_mut().filter_map(|(at, ticket)| Some((*at, turn(ticket)?)));
         if let Some((at, permit)) = ready.next() {
             assert!(ready.next().is_none(), "one left, one goes");
@@ -166,8 +174,11 @@ async fn stale_readings_hold_nobody() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_a_pool_that_is_removed_is_told_and_who_comes_too() {
-    let admission =
-        Admission::new(QueueSettings { most_at_once: Some(1), ..QueueSettings::default() }, STALENESS);
+    let admission = Admission::new(
+        QueueSettings { most_at_once: Some(1), ..QueueSettings::default() },
+        STALENESS,
+        u64::MAX,
+    );
     let pool = pool(1);
     admission.follow(std::slice::from_ref(&pool), &|_| true);
     let gate = admission.gate(&pool);
@@ -199,7 +210,7 @@ async fn requests_are_held_for_the_first_endpoint_where_the_operator_wants_that(
     let hold = Duration::from_secs(30);
     let (empty, full) = (pool(0), pool(2));
     let settings = QueueSettings { hold, hold_requests: 2, ..QueueSettings::default() };
-    let gate = Admission::new(settings, STALENESS).gate(&empty);
+    let gate = Admission::new(settings, STALENESS, u64::MAX).gate(&empty);
     let (mut first, second) = (waits(&gate, want("a")), waits(&gate, want("b")));
     assert!(gate.status().holds);
     assert_eq!(refused(&gate, want("c")).reason, Reason::NoEndpoints);
@@ -297,4 +308,85 @@ async fn ten_thousand_are_all_answered_and_leave_nothing() {
     assert!(waiting.is_empty());
     let status = gate.status();
     assert_eq!((status.open, status.flows, status.bands.len()), (0, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_pool_tries_an_endpoint_that_failed_with_one_request_at_a_time() {
+    let pool = pool(1);
+    let settings = QueueSettings { hold: Duration::from_secs(30), ..QueueSettings::default() };
+    let gate = Admission::new(settings, STALENESS, u64::MAX).gate(&pool);
+    let health = &pool.members[0].endpoint.health;
+    health.accepted();
+    (0..3).for_each(|_| health.answered(500, Millis::now()));
+    let mut tickets: Vec<Ticket> = (0..3).map(|_| waits(&gate, want("a"))).collect();
+    tokio::time::advance(Duration::from_secs(11)).await;
+    gate.look();
+    let gone: Vec<Permit> = tickets.iter_mut().filter_map(turn).flatten().collect();
+    assert_eq!(gone.len(), 1);
+    assert!(health.begin_probe());
+    gate.look();
+    assert_eq!(gate.waiting(), 2, "until the answer is there");
+    health.end_probe();
+    health.answered(200, Millis::now());
+    gate.look();
+    assert_eq!(gate.waiting(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_has_too_much_drains_first() {
+    let (pool, gate) = gate(2.0, |_| {});
+    let booked = &pool.members[0].endpoint.booked.requests;
+    booked.store(4, Ordering::Relaxed);
+    let mut open: Vec<Permit> = (0..4).map(|_| open(&gate)).collect();
+    let mut ticket = waits(&gate, want("a"));
+    for left in (2..4).rev() {
+        open.pop();
+        assert!(turn(&mut ticket).is_none(), "{left} are there");
+    }
+    open.pop();
+    assert!(turn(&mut ticket).unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_one_pool_leaves_room_for_another() {
+    let settings = QueueSettings { most_at_once: Some(1), ..QueueSettings::default() };
+    let admission = Admission::new(settings, STALENESS, 250);
+    let pools = [pool(1), pool(1)];
+    let gates: Vec<Arc<Gate>> = pools
+        .iter()
+        .map(|pool| Arc::new(Gate::new(Arc::clone(&admission.rules), Arc::clone(pool))))
+        .collect();
+    let _running: Vec<Permit> = gates.iter().map(|gate| goes(gate, want("a"))).collect();
+    let first = [waits(&gates[0], want("a")), waits(&gates[0], want("b"))];
+    assert_eq!(refused(&gates[1], want("a")).reason, Reason::QueueFull);
+    drop(first);
+    let second = waits(&gates[1], want("a"));
+    assert_eq!(admission.rules.bytes.load(Ordering::Relaxed), 100);
+    drop(second);
+    assert_eq!(admission.rules.bytes.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_share_of_the_pool_is_kept_for_higher_bands() {
+    let (_pool, gate) = gate(10.0, |settings| {
+        settings.bands.insert(5, settings.band);
+        settings.ceilings = crate::admission::settings::Ceilings::Falling { most: 1.0, least: 0.5 };
+    });
+    let low: Vec<Permit> = (0..5).map(|_| goes(&gate, want("a"))).collect();
+    let mut sixth = waits(&gate, want("a"));
+    let high = Want { priority: 5, ..want("b") };
+    let mut vip = waits(&gate, high);
+    assert!(turn(&mut vip).is_some(), "it goes past who waits");
+    assert!(turn(&mut sixth).is_none());
+    drop(low);
+    assert!(turn(&mut sixth).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_opens_a_gate_to_a_pool_that_is_gone() {
+    let admission = Admission::default();
+    let pool = pool(1);
+    admission.follow(&[], &|_| true);
+    assert_eq!(refused(&admission.gate(&pool), want("a")).reason, Reason::NoEndpoints);
+    assert!(admission.gates().is_empty());
 }

@@ -95,7 +95,10 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if let Some(place) = &self.place {
-            let waiter = self.gate.state.lock().queue.remove(place);
+            let mut state = self.gate.state.lock();
+            let waiter = state.queue.remove(place);
+            state.count(&self.gate.rules);
+            drop(state);
             drop(waiter);
         }
     }
@@ -134,12 +137,16 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        drop(self.bill.take());
+        // Nobody has taken the bill: the request went nowhere.
+        if let Some(mut bill) = self.bill.take() {
+            bill.cost = 0;
+        }
         let settings = self.gate.rules.settings.load_full();
         let mut passed = Passed::default();
         let mut state = self.gate.state.lock();
         state.ended(self.bound);
         state.dispatch(&settings, self.gate.rules.staleness, &mut passed);
+        state.count(&self.gate.rules);
         drop(state);
         passed.go(&self.gate);
     }
@@ -158,6 +165,11 @@ impl Bill {
     /// Tokens that the request has cost.
     pub fn used(&mut self, input: u64, output: u64) {
         self.cost = self.gate.rules.settings.load().cost(input, output);
+    }
+
+    /// Nothing was generated, and nothing is owed.
+    pub fn waive(&mut self) {
+        self.cost = 0;
     }
 
     /// The request was served to its end: its session goes on.

@@ -81,6 +81,9 @@ impl AdmissionArgs {
         }
         if let Some(requests) = self.queue_requests {
             settings.band.requests = requests;
+            if let Some(sheddable) = &mut settings.sheddable {
+                sheddable.requests = requests;
+            }
         }
         settings.hold = self.hold_timeout.unwrap_or(settings.hold);
         settings.hold_requests = self.hold_requests;

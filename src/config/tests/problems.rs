@@ -88,10 +88,12 @@ use rstest::rstest;
 )]
 #[case("queue: {weights: {a: 0}}\n", "3:9 error `weights` must be numbers from 0.001 to 1000000")]
 #[case("queue: {shareby: tokens}\n", "3:9 error unknown field `shareby`")]
-#[case("queue: {maxPerSecond: -1}\n", "3:9 error `maxPerSecond` must be a number above 0")]
+#[case("queue: {maxPerSecond: -1}\n", "3:9 error `maxPerSecond` must be a number from 0.001 to 1000000")]
+#[case("queue: {endpointKvUsage: 98}\n", "3:9 error `endpointKvUsage` must be a share, up to 1")]
+#[case("queue: {session: {header: x}}\n", "3:9 warning `session` has no effect without its order")]
 #[case(
-    "queue: {session: {headStart: soon}}\n",
-    "3:9 error `session` has a `headStart` that is no duration, such as 10s"
+    "queue: {order: session, session: {headStart: soon}}\n",
+    "3:25 error `session` has a `headStart` that is no duration, such as 10s"
 )]
 #[case(
     "featureGates: [flowControl]\nflowControl: {maxBytes: many}\n",

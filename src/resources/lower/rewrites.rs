@@ -7,6 +7,7 @@ use crate::document::{Node, Problems, nearest};
 use crate::resources::inference_model_rewrite::RewriteRule;
 use crate::resources::{InferenceModelRewriteSpec, PoolRef};
 use crate::route::rewrite::{Rewrite, Rule, Target};
+use crate::snapshot::Objective;
 use crate::state::pool::PoolName;
 use crate::state::{ObjectName, PoolKind};
 
@@ -20,15 +21,14 @@ impl Reader {
         leave_out_old(&mut self.problems, "InferenceModelRewrite", &mut self.rewrites);
     }
 
-    /// The priority of every objective.
-    pub(super) fn objectives(&mut self, pools: &[PoolName]) -> Vec<(ObjectName, i32)> {
+    /// The objectives.
+    pub(super) fn objectives(&mut self, pools: &[PoolName]) -> Vec<(ObjectName, Objective)> {
         let mut objectives = Vec::new();
         for document in &self.objectives {
             let problems = &mut self.problems[document.file];
-            let why = "InferenceObjective has no effect in this version: requests have no priority";
-            problems.warning(document.place(&["kind"]), why, None);
-            pool(problems, document, &document.spec.pool_ref, pools);
-            objectives.push((document.name.clone(), document.spec.priority.unwrap_or(0)));
+            let pool = pool(problems, document, &document.spec.pool_ref, pools);
+            let priority = document.spec.priority.unwrap_or(0);
+            objectives.extend(pool.map(|pool| (document.name.clone(), Objective { pool, priority })));
         }
         objectives
     }
@@ -231,9 +231,13 @@ mod tests {
         let models: Vec<&str> =
             lowered.world.rewrites.iter().map(|(_, r)| &*r.rules[0].targets[0].model).collect();
         assert_eq!(models, ["from-new"]);
-        let objectives: Vec<_> =
-            lowered.world.objectives.iter().map(|(name, priority)| (&*name.name, *priority)).collect();
-        assert_eq!(objectives, [("r", 2), ("alone", 3)]);
+        let objectives: Vec<_> = lowered
+            .world
+            .objectives
+            .iter()
+            .map(|(name, it)| (&*name.name, &*it.pool.name, it.priority))
+            .collect();
+        assert_eq!(objectives, [("r", "pool", 2), ("alone", "pool", 3)]);
         let shown = shown(&lowered);
         assert!(
             shown[0].starts_with(
