@@ -68,9 +68,8 @@ async fn obs_01_clients_cannot_make_series() {
     drop(others);
     waiting.until("who left has none", "pilotfish_queue_flows", &[], 100.0).await;
     drop(first);
-    for mut stream in stay {
-        stream.until_decided().await;
-    }
+    let served = stay.into_iter().map(|mut stream| async move { stream.until_decided().await.destination() });
+    assert!(futures::future::join_all(served).await.iter().all(Option::is_some));
     waiting.until("none is left", "pilotfish_queue_flows", &[], 0.0).await;
     assert_eq!(waiting.metric("pilotfish_queue_requests", &[]).await, 0.0);
 

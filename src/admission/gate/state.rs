@@ -75,10 +75,10 @@ impl State {
     /// Whether requests wait for the first endpoint of the pool. One at a time goes on to an endpoint that is to be tried
     /// whether it is well again: nothing else would find out.
     pub fn holds(&self, settings: &QueueSettings) -> bool {
-        settings.waits
-            && !settings.hold.is_zero()
-            && !self.is_up()
-            && !(self.unbound == 0 && self.may_be_tried())
+        if !settings.waits || settings.hold.is_zero() || self.is_up() {
+            return false;
+        }
+        self.unbound > 0 || !self.may_be_tried()
     }
 
     fn may_be_tried(&self) -> bool {
