@@ -54,6 +54,18 @@ fn what_does_not_fit_is_not_assembled(#[case] setup: &str, #[case] piece: &str, 
 }
 
 #[rstest]
+#[case("before_picker:\n")]
+#[case("before_picker:\n# - name: envoy.filters.http.api_key_auth\n\n")]
+#[case("# no section\n")]
+#[case("clusters:\n- name: a\nbefore_picker:\n  # REPLACE\n")]
+fn a_piece_that_brings_nothing_is_not_assembled(#[case] piece: &str) {
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("piece.yaml");
+    std::fs::write(&file, piece).unwrap();
+    what_does_not_fit_is_not_assembled("envoy/full-duplex.yaml", file.to_str().unwrap(), "nothing stands in");
+}
+
+#[rstest]
 fn a_request_may_be_held_for_as_long_as_the_picker_holds_any(
     #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
 ) {
