@@ -47,7 +47,8 @@ use crate::usage::Attribute;
 /// Whether to ask engines for token usage that clients did not ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum UsageInjection {
-    /// Where response bodies are streamed through the picker; the extra event is withheld from the client.
+    /// Where response bodies are streamed through the picker, the extra event withheld from the client; and where the route
+    /// limits output tokens: clients get the event if response bodies are not seen.
     #[default]
     Auto,
     /// Everywhere; where response bodies are not seen, clients get the extra event.
@@ -300,7 +301,8 @@ impl Decider {
             forced_model: head.model_rewrite().filter(|_| self.settings.trust_hints),
             takes_model: request.takes_model(),
         };
-        let routed = self.store.load().route(self.settings.default_pool.as_ref(), &question);
+        let snapshot = self.store.load();
+        let routed = snapshot.route(self.settings.default_pool.as_ref(), &question);
         let named = |routed: &Routed| !routed.target_model.is_empty();
         let filled_in = request.takes_model() && routed.as_ref().is_ok_and(named);
         if request.lacks_model() && !filled_in {
@@ -308,6 +310,13 @@ impl Decider {
             return Err(Refusal::new(Reason::MalformedBody, why));
         }
         let routed = routed?;
+        let by_default = arrived.pool.is_none() && routed.route.is_none() && request.model.is_none();
+        let has_body = !matches!(arrived.body, Body::Absent);
+        if by_default && has_body && snapshot.has_limits(&routed.pool.name) {
+            let why =
+                "name the model: this pool's routes have limits, and a request without `model` has no route";
+            return Err(Refusal::new(Reason::MalformedBody, why));
+        }
         record.pool = Some(Arc::clone(&routed.pool.label));
         record.route.clone_from(&routed.route);
         record.target_model = Some(Arc::clone(&routed.target_model));

@@ -3,10 +3,14 @@
 //! Numbers live beside what they count, as atomics of a pool or an endpoint, so that counting costs one addition and a
 //! series ends when its pool or endpoint does. They are turned into series only when somebody scrapes.
 
+mod limit_filter;
+
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::metrics::histogram::Histogram;
+
+pub use limit_filter::LimitFilter;
 
 use crate::refusal::Reason;
 use crate::session::Outcome;
@@ -133,7 +137,8 @@ pub enum Degraded {
     KvEvents,
     /// The shared block index does not answer: nothing is known by it.
     Redis,
-    /// A store of token limits does not answer: what counts meanwhile is what `--limit-outage` says.
+    /// A store of token limits does not answer: what counts meanwhile is what `--limit-outage` says. Or Envoy is to enforce
+    /// limits and asks about none.
     Limiter,
     /// The certificate or the CA on disk is invalid; the last good one serves.
     Certificate,
@@ -235,6 +240,8 @@ pub struct Metrics {
     pub untrusted_calls: AtomicU64,
     /// Descriptors of Envoy's that name a limit that is not there.
     pub unknown_limits: AtomicU64,
+    /// Whether Envoy asks about limits at all.
+    pub limit_filter: LimitFilter,
     /// TLS handshakes of the gRPC port that failed.
     pub failed_handshakes: AtomicU64,
     degraded: [AtomicU64; Degraded::ALL.len()],
@@ -256,6 +263,7 @@ impl Default for Metrics {
             access_log_foreign: AtomicU64::default(),
             untrusted_calls: AtomicU64::default(),
             unknown_limits: AtomicU64::default(),
+            limit_filter: LimitFilter::default(),
             failed_handshakes: AtomicU64::default(),
             degraded: Default::default(),
         }
@@ -268,7 +276,7 @@ impl Metrics {
         self.stages[stage as usize].observe(took.as_secs_f64());
     }
 
-    /// Sets whether a source is degraded; true if that is news.
+    /// Sets whether a source is degraded; true if that is news. Beside it limits have [`Metrics::limit_filter`].
     pub fn set_degraded(&self, source: Degraded, degraded: bool) -> bool {
         self.degraded[source as usize].swap(u64::from(degraded), Ordering::Relaxed) != u64::from(degraded)
     }
@@ -276,6 +284,7 @@ impl Metrics {
     /// Whether a source is degraded.
     pub fn is_degraded(&self, source: Degraded) -> bool {
         self.degraded[source as usize].load(Ordering::Relaxed) == 1
+            || (source == Degraded::Limiter && self.limit_filter.is_silent())
     }
 }
 

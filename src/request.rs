@@ -224,7 +224,8 @@ pub fn parse(path: &str, content_type: Option<&str>, body: &[u8]) -> Result<LlmR
             .map_err(|problem| ParseError::Multipart { problem }),
         None => json(api, body).map(|request| LlmRequest {
             // TGI streams by path, not by member.
-            stream: request.stream || (api == Api::SglangGenerate && path.contains("/generate_stream")),
+            stream: request.stream
+                || (api == Api::SglangGenerate && api::decoded(path).contains("/generate_stream")),
             ..request
         }),
     };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ahash::AHashMap;
+use ahash::{AHashMap, AHashSet};
 use arc_swap::{ArcSwap, Guard};
 
 use crate::admission::limits::Limit;
@@ -35,6 +35,8 @@ pub struct Snapshot {
     /// InferenceObjectives.
     pub objectives: AHashMap<ObjectName, Objective>,
     by_name: AHashMap<PoolName, usize>,
+    /// ModelServers that routes with limits lead to.
+    limited: AHashSet<ObjectName>,
     /// Whether it was read from anywhere: the empty one that a process begins with was not.
     stands: bool,
 }
@@ -43,7 +45,8 @@ impl Snapshot {
     /// Builds a snapshot; `pools` with the same name: the last wins.
     pub fn new(endpoints: Vec<Arc<Endpoint>>, pools: Vec<Arc<Pool>>, routes: RouteTable) -> Self {
         let by_name = pools.iter().enumerate().map(|(at, pool)| (pool.name.clone(), at)).collect();
-        Self { pools, endpoints, routes, by_name, stands: true, ..Self::default() }
+        let limited = routes.limited_servers().cloned().collect();
+        Self { pools, endpoints, routes, by_name, limited, stands: true, ..Self::default() }
     }
 
     /// The same with rewrites, each with its pool, and with objectives.
@@ -59,6 +62,11 @@ impl Snapshot {
         self.rewrites = by_pool.into_iter().map(|(pool, all)| (pool, Rewrites::new(all))).collect();
         self.objectives = objectives.into_iter().collect();
         self
+    }
+
+    /// Whether a route with a limit leads to the pool: what reached it without a model would be limited by nothing.
+    pub fn has_limits(&self, pool: &PoolName) -> bool {
+        pool.kind == PoolKind::ModelServer && self.limited.contains(&pool.object)
     }
 
     /// The pool of that kind and name.
@@ -85,6 +93,13 @@ pub struct Routed {
     pub route: Option<Arc<str>>,
     /// The tokens that the ModelRoute may take.
     pub limit: Option<Arc<Limit>>,
+}
+
+impl Routed {
+    /// Whether its output tokens are limited.
+    pub fn limits_output(&self) -> bool {
+        self.limit.as_ref().is_some_and(|limit| limit.rates.output.is_some())
+    }
 }
 
 impl Snapshot {

@@ -182,5 +182,17 @@ impl Denied {
 
 /// Seconds after which a time is over for certain, at least 1.
 pub fn whole_seconds(time: Duration) -> u64 {
-    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
+    time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_rounded_up_and_have_no_end() {
+        let of = |nanos| whole_seconds(Duration::from_nanos(nanos));
+        assert_eq!([of(0), of(1), of(1_000_000_000), of(1_000_000_001)], [1, 1, 1, 2]);
+        assert_eq!(whole_seconds(Duration::MAX), u64::MAX);
+    }
 }

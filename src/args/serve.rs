@@ -88,7 +88,8 @@ pub struct ServeArgs {
     /// Keep the whole candidate table of 1 decision in N of pools with more than 64 endpoints; 0 never.
     #[arg(long, value_name = "N", default_value_t = 1_000, env = "PILOTFISH_DECISION_DETAIL")]
     pub decision_detail: u32,
-    /// Ask engines for token usage where clients stream without it.
+    /// Ask engines for token usage where clients stream without it: `auto` where the picker sees response bodies, and withholds
+    /// the extra event, and on routes that limit output tokens, where clients may get it.
     #[arg(long, value_enum, default_value_t, env = "PILOTFISH_USAGE_INJECTION")]
     pub usage_injection: UsageInjection,
     /// File with the key that session tokens are signed with: 32 bytes or more, the same for all replicas; read at the

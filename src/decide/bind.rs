@@ -72,7 +72,7 @@ impl Decider {
         if request.model.as_deref().unwrap_or_default() != &*routed.target_model {
             request.rename_model(&routed.target_model, &mut edits);
         }
-        let withhold_usage = self.ask_for_usage(&request, &arrived, &mut edits);
+        let withhold_usage = self.ask_for_usage(&request, &arrived, &routed, &mut edits);
         let decoded = match decoded {
             _ if edits.is_empty() => None,
             Some(decoded) => Some(decoded),
@@ -111,13 +111,21 @@ impl Decider {
     }
 
     /// Asks the engine for usage where configured; true if the client must not see the extra event.
-    fn ask_for_usage(&self, request: &LlmRequest, arrived: &Arrived, edits: &mut Edits) -> bool {
+    fn ask_for_usage(
+        &self,
+        request: &LlmRequest,
+        arrived: &Arrived,
+        routed: &Routed,
+        edits: &mut Edits,
+    ) -> bool {
         let withhold = arrived.sees_response && accepts_identity(&arrived.head);
-        match self.settings.usage_injection {
+        let wanted = match self.settings.usage_injection {
             UsageInjection::Off => false,
-            UsageInjection::Auto => withhold && request.ask_for_usage(edits),
-            UsageInjection::Always => request.ask_for_usage(edits) && withhold,
-        }
+            // A stream without usage would cost a limit a guess.
+            UsageInjection::Auto => withhold || routed.limits_output(),
+            UsageInjection::Always => true,
+        };
+        wanted && request.ask_for_usage(edits) && withhold
     }
 
     /// Candidates to keep in the record.

@@ -18,9 +18,11 @@ impl Decider {
         prompt: &Prepared,
     ) -> Result<Limiting, Refusal> {
         let Some(limit) = &routed.limit else { return Ok(Limiting::Unlimited) };
-        let Some(limiter) = &self.limiter else { return Ok(Limiting::ByEnvoy(limit.clone())) };
-        record.prompt_tokens = prompt.tokens;
         let generates = !matches!(request.api, Api::Embeddings | Api::Tokenize);
+        let Some(limiter) = &self.limiter else {
+            return Ok(Limiting::ByEnvoy { limit: limit.clone(), generates });
+        };
+        record.prompt_tokens = prompt.tokens;
         let output = generates.then(|| limiter.output(request.max_tokens, request.generated()));
         let asks = Both { input: Some(prompt.tokens), output };
         let charged = limiter.charge(limit, &record.identity, asks).await;

@@ -375,7 +375,7 @@ impl Exchange {
         self.tokens = served.tokens.take();
         self.reports = Arc::clone(&served.reports);
         self.standing = served.limiting.standing();
-        self.charged_by_envoy = matches!(served.limiting, Limiting::ByEnvoy(_));
+        self.charged_by_envoy = matches!(served.limiting, Limiting::ByEnvoy { .. });
         self.progress.decided = Some(now);
         self.phase = Phase::Responding;
         Ok(())

@@ -60,6 +60,7 @@ impl RateLimitService for TokenLimits {
                        --limit-enforcement envoy";
             return Err(Status::failed_precondition(why));
         };
+        self.metrics.limit_filter.called();
         let request = request.into_inner();
         let asked: Vec<Option<Asked>> =
             request.descriptors.iter().map(|descriptor| read(limiter, &request, descriptor)).collect();

@@ -76,8 +76,11 @@ pub fn standing_headers(standing: &Standing) -> impl Iterator<Item = HeaderValue
 fn limit_fields(limiting: &Limiting, own: &mut HashMap<String, Value>) {
     match limiting {
         Limiting::Unlimited => {}
-        Limiting::ByEnvoy(limit) => {
+        Limiting::ByEnvoy { limit, generates } => {
             own.insert("limit".to_owned(), string(limit.route.to_string()));
+            if *generates {
+                own.insert("limit_output".to_owned(), string(limit.route.to_string()));
+            }
         }
         Limiting::Charged(_) => {
             for (name, value) in limiting.standing().iter().flat_map(Standing::headers) {

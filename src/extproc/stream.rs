@@ -24,6 +24,7 @@ use tonic::{Status, Streaming};
 use super::exchange::{Exchange, Outbox, Step};
 use super::{Reply, Shared};
 use crate::admission::Permit;
+use crate::admission::limits::Limiting;
 use crate::decide::{Arrived, Decided, Held, Served, Verdict};
 use crate::decision::Record;
 use crate::refusal::{Reason, Refusal};
@@ -271,6 +272,9 @@ impl Driver {
         if let Err(refusal) = self.exchange.serve(&mut served, &record, now, &mut self.outbox) {
             self.exchange.refuse(&refusal, &mut self.outbox);
             return self.shared.ledger.refused(record, Some(&served.leg.pool), &refusal);
+        }
+        if matches!(served.limiting, Limiting::ByEnvoy { .. }) {
+            self.shared.metrics.limit_filter.told();
         }
         record.stages.decision = now.duration_since(self.complete).saturating_sub(record.stages.queue);
         self.shared.metrics.decision.observe(record.stages.decision.as_secs_f64());

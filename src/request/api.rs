@@ -1,5 +1,9 @@
 //! Which inference API a path belongs to.
 
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
 /// An inference API, told by the path of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Api {
@@ -38,10 +42,11 @@ const SUFFIXES: [(&str, Api); 10] = [
 ];
 
 impl Api {
-    /// Tells the API from a path without its query. A trailing slash, a prefix such as `/openai`, and vLLM's
-    /// `/render` twins (same body) make no difference.
+    /// Tells the API from a path, whatever its query. A trailing slash, a prefix such as `/openai`, vLLM's `/render` twins
+    /// (same body) and escapes such as `%6f` make no difference.
     pub fn from_path(path: &str) -> Api {
-        let path = path.split_once('?').map_or(path, |(path, _)| path).trim_end_matches('/');
+        let path = decoded(path);
+        let path = path.trim_end_matches('/');
         let path = path.strip_suffix("/render").unwrap_or(path);
         SUFFIXES.iter().find(|(suffix, _)| path.ends_with(suffix)).map_or(Api::Other, |(_, api)| *api)
     }
@@ -68,6 +73,12 @@ impl Api {
     }
 }
 
+/// A path without its query, as engines' servers read it.
+pub(super) fn decoded(path: &str) -> Cow<'_, str> {
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    if path.contains('%') { percent_decode_str(path).decode_utf8_lossy() } else { path.into() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Api;
@@ -89,6 +100,12 @@ mod tests {
     #[case("/inference/v1/generate", Api::Generate)]
     #[case("/generate", Api::SglangGenerate)]
     #[case("/generate_stream", Api::SglangGenerate)]
+    #[case("/v1/chat/c%6fmpletions", Api::Chat)]
+    #[case("/v1/chat%2Fcompletions%2f", Api::Chat)]
+    #[case("/v1/chat/completions%3Fx", Api::Other)]
+    #[case("/v1/chat/c%256fmpletions", Api::Other)]
+    #[case("/v1/chat/c%ffmpletions%", Api::Other)]
+    #[case("/v1/audio/transcriptions?x=%2Ftokenize", Api::Other)]
     #[case("/v1/audio/transcriptions", Api::Other)]
     #[case("/regenerate", Api::Other)]
     #[case("/", Api::Other)]

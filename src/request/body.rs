@@ -106,9 +106,21 @@ impl Members {
         deserializer.end()
     }
 
-    /// The limit that binds, in the order in which engines look for it.
+    /// The limit that binds, in the order in which engines look for it. What an API does not know bounds nothing.
     pub(super) fn token_limit(&self) -> Option<u64> {
-        self.max_completion_tokens.or(self.max_tokens).or(self.max_output_tokens).or(self.max_new_tokens)
+        match self.api {
+            // Engines that take the first of both that is true pass over a 0.
+            Api::Chat => self.max_completion_tokens.filter(|most| *most > 0).or(self.max_tokens),
+            Api::Completions | Api::Messages => self.max_tokens,
+            Api::Responses => self.max_output_tokens,
+            Api::Embeddings | Api::Tokenize => None,
+            Api::Generate | Api::SglangGenerate => self.max_new_tokens.or(self.max_tokens),
+            Api::Other => self
+                .max_completion_tokens
+                .or(self.max_tokens)
+                .or(self.max_output_tokens)
+                .or(self.max_new_tokens),
+        }
     }
 
     /// Kthena's order: `prompt`, else `messages`, else `input`.

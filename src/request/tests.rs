@@ -66,14 +66,36 @@ fn members_are_read() {
 #[case("\"16\"", None)]
 #[case("[16]", None)]
 fn limits_of_odd_types_count_as_unset(#[case] literal: &str, #[case] expected: Option<u64>) {
-    for name in ["max_tokens", "max_output_tokens", "max_new_tokens"] {
+    let bounds =
+        [(CHAT, "max_tokens"), ("/v1/completions", "max_tokens"), ("/v1/responses", "max_output_tokens")];
+    for (path, name) in bounds {
         let body = format!(r#"{{"model":"m","{name}":{literal},"messages":[]}}"#);
-        assert_eq!(chat(&body).max_tokens, expected, "{body}");
-        let body = format!(r#"{{"inputs":"x","parameters":{{"{name}":{literal}}}}}"#);
-        if name != "max_output_tokens" {
-            assert_eq!(parse("/generate", None, body.as_bytes()).unwrap().max_tokens, expected, "{body}");
-        }
+        assert_eq!(parse(path, None, body.as_bytes()).unwrap().max_tokens, expected, "{path} {body}");
     }
+    for name in ["max_tokens", "max_new_tokens"] {
+        let body = format!(r#"{{"inputs":"x","parameters":{{"{name}":{literal}}}}}"#);
+        assert_eq!(parse("/generate", None, body.as_bytes()).unwrap().max_tokens, expected, "{body}");
+    }
+}
+
+/// What an engine passes over must not bound what its answer is charged.
+#[rstest]
+#[case(CHAT, r#""max_completion_tokens":3,"max_tokens":9"#, Some(3))]
+#[case(CHAT, r#""max_completion_tokens":0,"max_tokens":9"#, Some(9))]
+#[case(CHAT, r#""max_output_tokens":3,"max_new_tokens":3"#, None)]
+#[case("/v1/completions", r#""max_completion_tokens":3,"max_tokens":9"#, Some(9))]
+#[case("/v1/completions", r#""max_completion_tokens":3"#, None)]
+#[case("/v1/responses", r#""max_completion_tokens":3,"max_tokens":4,"max_output_tokens":9"#, Some(9))]
+#[case("/v1/messages", r#""max_completion_tokens":3,"max_tokens":9"#, Some(9))]
+#[case("/generate", r#""max_tokens":3,"max_new_tokens":9"#, Some(9))]
+#[case("/tokenize", r#""max_tokens":3"#, None)]
+fn only_the_bound_that_the_api_knows_counts(
+    #[case] path: &str,
+    #[case] members: &str,
+    #[case] expected: Option<u64>,
+) {
+    let body = format!(r#"{{"model":"m",{members}}}"#);
+    assert_eq!(parse(path, None, body.as_bytes()).unwrap().max_tokens, expected, "{body}");
 }
 
 #[test]

@@ -85,6 +85,12 @@ impl RouteTable {
         &self.all
     }
 
+    /// The targets of all routes with a limit, some of them more than once.
+    pub fn limited_servers(&self) -> impl Iterator<Item = &ObjectName> {
+        let limited = self.all.iter().filter(|route| route.limit.is_some());
+        limited.flat_map(|route| &route.rules).flat_map(|rule| &rule.targets).map(|target| &target.server)
+    }
+
     /// Every model and adapter name once, sorted: what `GET /v1/models` lists.
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> =

@@ -245,24 +245,29 @@ fn settle_usage(
     Some((Usage { prompt: closing.record.prompt_tokens, completion, cached: None }, UsageSource::Estimate))
 }
 
-/// Output tokens by what was seen of the response; never 0 where something was, and never more than was asked for.
+/// Output tokens by what was seen of the response; never 0 where something was, else never more than was asked for.
 fn estimate_output(closing: &Closing, bytes: u64, outcome: Outcome) -> u64 {
     let learned = &closing.pool.memory.learned;
     let per_token =
         if closing.stream { &learned.stream_bytes_per_token } else { &learned.whole_bytes_per_token };
-    let seen = match (per_token.get(), closing.progress.events) {
-        _ if bytes == 0 => None,
-        (Some(per_token), _) => Some((bytes as f64 / per_token).round() as u64),
-        (None, 1..) => Some(closing.progress.events),
-        (None, 0) if outcome == Outcome::Broken => Some(bytes / BYTES_PER_TOKEN as u64),
-        (None, 0) => None,
+    let seen = match (bytes, outcome) {
+        (0, Outcome::Broken) => return 0,
+        (0, _) => return closing.expected_output,
+        _ => output_seen(per_token.get(), closing.progress.events, bytes, outcome),
     };
     let most = closing.most_output.unwrap_or(u64::MAX);
-    match seen {
-        Some(tokens) => tokens.max(1).min(most),
-        None if outcome == Outcome::Broken => 0,
-        None => closing.expected_output,
-    }
+    seen.unwrap_or(closing.expected_output).min(most).max(1)
+}
+
+/// By whichever says more: tokens without text come as events that are small beside those that were learned from, and one
+/// event may hold several tokens.
+fn output_seen(per_token: Option<f64>, events: u64, bytes: u64, outcome: Outcome) -> Option<u64> {
+    let by_bytes = match per_token {
+        Some(per_token) => Some((bytes as f64 / per_token).round() as u64),
+        None if events == 0 && outcome == Outcome::Broken => Some(bytes / BYTES_PER_TOKEN as u64),
+        None => None,
+    };
+    by_bytes.max(Some(events).filter(|events| *events > 0))
 }
 
 /// Replaces a charge by what was used. A request that was answered an error comes back whole; of one whose client left before
@@ -317,6 +322,23 @@ fn learn_output(
 mod tests {
     use super::*;
     use rstest::rstest;
+
+    #[rstest]
+    #[case::what_was_learned(Some(100.0), 0, 900, Outcome::Complete, Some(9))]
+    #[case::more_events(Some(100.0), 40, 900, Outcome::Complete, Some(40))]
+    #[case::several_tokens_an_event(Some(100.0), 2, 900, Outcome::Complete, Some(9))]
+    #[case::nothing_learned(None, 40, 900, Outcome::Broken, Some(40))]
+    #[case::unseen_and_broken(None, 0, 900, Outcome::Broken, Some(225))]
+    #[case::unseen(None, 0, 900, Outcome::Complete, None)]
+    fn output_is_estimated_by_what_says_more(
+        #[case] per_token: Option<f64>,
+        #[case] events: u64,
+        #[case] bytes: u64,
+        #[case] outcome: Outcome,
+        #[case] expected: Option<u64>,
+    ) {
+        assert_eq!(output_seen(per_token, events, bytes, outcome), expected);
+    }
 
     #[rstest]
     #[case::before_an_answer(0, 0, false, BrokenCause::Client, Outcome::Aborted)]

@@ -44,7 +44,7 @@ fn limited(dir: &TempDir) -> PathBuf {
 - name: envoy.filters.http.set_metadata
   typed_config:
     \"@type\": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
-    metadata: [{metadata_namespace: pilotfish, value: {limit: default/route}}]
+    metadata: [{metadata_namespace: pilotfish, value: {limit: default/route, limit_output: default/route}}]
 ";
     let file = dir.path().join("limited.yaml");
     std::fs::write(&file, text).unwrap();

@@ -143,6 +143,59 @@ async fn the_picker_says_what_to_ask_about_and_charges_nothing_itself() {
     let free = run(&picker, &chat(&body.replace("\"m\"", "\"free\""))).await;
     assert_eq!(free.metadata("pilotfish", "limit"), None);
     assert_eq!(picker.json("/debug/limits").await["buckets"], json!([]));
+
+    // What generates nothing is asked for no output.
+    for (path, output) in [(CHAT, Some("default/r")), ("/v1/embeddings", None), ("/tokenize", None)] {
+        let request = request_of(path, &[], r#"{"model":"m","input":"hi","messages":[]}"#);
+        let replies = run(&picker, &request).await;
+        let told = |name| replies.metadata("pilotfish", name);
+        assert_eq!((told("limit").as_deref(), told("limit_output").as_deref()), (Some("default/r"), output));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_never_asks_is_missed() {
+    let picker = by_envoy("").start().await;
+    let degraded = [("source", "limiter")];
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
+    for _ in 0..20 {
+        assert_eq!(picker.metric("pilotfish_degraded", &degraded).await, 0.0);
+        run(&picker, &chat(body)).await;
+    }
+    assert_eq!(picker.metric("pilotfish_degraded", &degraded).await, 1.0);
+    ask(&picker, before("", 1)).await.unwrap();
+    assert_eq!(picker.metric("pilotfish_degraded", &degraded).await, 0.0);
+}
+
+/// By a path that the engine's server reads otherwise than it is written, or without a model: neither leads past a limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_gets_past_a_limit_without_naming_a_model() {
+    let picker = Picker::serve(&resources("")).await;
+    let refused = async |path: &str, body: &str| {
+        let replies = run(&picker, &request_of(path, &[], body)).await;
+        replies.immediate().map(|refused| (refused.status(), refused.message().contains("name the model")))
+    };
+    let prompt = r#"{"prompt":"hi","messages":[]}"#;
+    for path in ["/v1/chat/c%6fmpletions", "/generate", "/tokenize", "/v1/audio/transcriptions"] {
+        assert_eq!(refused(path, prompt).await, Some((400, true)), "{path}");
+    }
+    assert_eq!(refused("/generate", r#"{"model":"m","prompt":"hi"}"#).await, None);
+    let bodiless = run(&picker, &[headers("GET", "/version", &[], true)]).await;
+    assert!(bodiless.destination().is_some(), "what asks for nothing is let through");
+    picker.apply(&resources("").replace(&format!("  rateLimit: {LIMIT}\n"), "")).await;
+    assert_eq!(refused("/generate", prompt).await, None, "no route has a limit");
+}
+
+/// Where response bodies are not shown to us: a stream that says nothing of its usage would cost a guess.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_of_routes_that_limit_output_are_asked_for_usage() {
+    let picker = Picker::serve(&resources("")).await;
+    let asked = async |model: &str| {
+        let body = format!(r#"{{"model":"{model}","stream":true,"messages":[]}}"#);
+        let replies = run(&picker, &request_of(CHAT, &[], &body)).await;
+        String::from_utf8_lossy(&replies.body()).contains("include_usage")
+    };
+    assert_eq!((asked("m").await, asked("free").await), (true, false));
 }
 
 #[tokio::test(flavor = "multi_thread")]

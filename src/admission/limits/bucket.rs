@@ -1,7 +1,8 @@
 //! A token bucket that may be in debt: pure arithmetic, told the time.
 //!
 //! It holds a unit's worth of tokens, begins full and fills up evenly. A request larger than the bucket is admitted when
-//! the bucket is full and leaves it in debt, so that it is served at last and is paid for: no request is refused for ever.
+//! the bucket is full and takes all of it; what it has really used becomes debt when it settles. So it is served at last and
+//! is paid for: no request is refused for ever, and none that came to nothing leaves a debt.
 
 use std::time::Duration;
 
@@ -89,6 +90,16 @@ impl Rate {
         }
     }
 
+    /// What a request takes from a bucket that admits it: no more than a full one holds. A reservation of output takes no
+    /// more than there is: a huge bound is no reason to refuse.
+    pub fn taken(self, kind: Kind, amount: u64, level: f64) -> u64 {
+        let amount = amount.min(u64::from(self.tokens));
+        match kind {
+            Kind::Input => amount,
+            Kind::Output => amount.min((level + SLACK).max(0.0) as u64),
+        }
+    }
+
     /// The time in which `level` becomes `needed`.
     pub fn wait(self, level: f64, needed: f64) -> Duration {
         let seconds = (needed - level).max(0.0) / self.per_second();
@@ -99,15 +110,6 @@ impl Rate {
     pub fn standing(self, level: f64) -> Standing {
         let reset = self.wait(level, self.capacity()).as_secs_f64().ceil();
         Standing { limit: self.tokens, remaining: (level + SLACK).max(0.0) as u32, reset: reset as u32 }
-    }
-}
-
-/// What a request takes from a bucket that admits it. A reservation of output takes no more than there is: a huge bound is
-/// no reason to refuse.
-pub fn taken(kind: Kind, amount: u64, level: f64) -> u64 {
-    match kind {
-        Kind::Input => amount.min(MOST_TOKENS),
-        Kind::Output => amount.min((level + SLACK).max(0.0) as u64),
     }
 }
 
@@ -178,7 +180,7 @@ mod tests {
         if level + SLACK < needed {
             return Err(rate.wait(level, needed));
         }
-        let taken = taken(kind, amount, level);
+        let taken = rate.taken(kind, amount, level);
         bucket.spend(rate, exact(taken), now);
         Ok(taken)
     }
@@ -195,14 +197,15 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_larger_than_the_bucket_borrows_when_it_is_full() {
+    fn a_prompt_larger_than_the_bucket_takes_all_of_a_full_one_and_borrows_when_it_settles() {
         let rate = Rate { tokens: 10, unit: Unit::Minute };
         let mut bucket = Bucket::full(rate, seconds(0));
-        assert_eq!(reserve(&mut bucket, rate, Kind::Input, 50, seconds(0)), Ok(50));
-        assert_eq!(bucket.level(rate, seconds(0)), -40.0);
+        assert_eq!(reserve(&mut bucket, rate, Kind::Input, u64::MAX, seconds(0)), Ok(10));
+        assert_eq!(bucket.level(rate, seconds(0)), 0.0);
+        bucket.spend(rate, 40.0, seconds(0));
         let wait = reserve(&mut bucket, rate, Kind::Input, 50, seconds(0)).unwrap_err();
         assert_eq!(wait, seconds(300), "until it is full again");
-        assert_eq!(reserve(&mut bucket, rate, Kind::Input, 50, wait), Ok(50));
+        assert_eq!(reserve(&mut bucket, rate, Kind::Input, 50, wait), Ok(10));
     }
 
     #[test]

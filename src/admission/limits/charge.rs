@@ -16,7 +16,12 @@ pub enum Limiting {
     /// It was charged here.
     Charged(Box<Charge>),
     /// Envoy's filter will charge it.
-    ByEnvoy(Arc<Limit>),
+    ByEnvoy {
+        /// The limit to ask for.
+        limit: Arc<Limit>,
+        /// Whether output is generated, so that some must be left.
+        generates: bool,
+    },
 }
 
 impl Limiting {
@@ -24,7 +29,7 @@ impl Limiting {
     pub fn standing(&self) -> Option<Standing> {
         match self {
             Limiting::Charged(charge) if charge.standings != Both::default() => Some(charge.standing()),
-            Limiting::Charged(_) | Limiting::Unlimited | Limiting::ByEnvoy(_) => None,
+            Limiting::Charged(_) | Limiting::Unlimited | Limiting::ByEnvoy { .. } => None,
         }
     }
 
@@ -32,7 +37,7 @@ impl Limiting {
     pub fn into_charge(self) -> Option<Box<Charge>> {
         match self {
             Limiting::Charged(charge) => Some(charge),
-            Limiting::Unlimited | Limiting::ByEnvoy(_) => None,
+            Limiting::Unlimited | Limiting::ByEnvoy { .. } => None,
         }
     }
 }
@@ -70,20 +75,20 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Tells the store what was spent.
-    pub fn add(&self, tokens: &Both<f64>) {
+    /// Tells the store what was spent of buckets that fill by `rates`.
+    pub fn add(&self, rates: &Rates, tokens: &Both<f64>) {
         for kind in Kind::ALL {
             let spent = *tokens.get(kind) as i64;
-            if let Some(rate) = self.rates.get(kind).filter(|_| spent != 0) {
+            if let Some(rate) = rates.get(kind).filter(|_| spent != 0) {
                 self.store.add(Spent { name: self.names.get(kind).clone(), rate, tokens: spent });
             }
         }
     }
 
     /// The rates of one replica's part.
-    pub fn share(&self) -> Rates {
+    pub fn share(&self, rates: &Rates) -> Rates {
         let replicas = self.store.replicas();
-        Both::of(|kind| self.rates.get(kind).map(|rate| rate.share(replicas)))
+        Both::of(|kind| rates.get(kind).map(|rate| rate.share(replicas)))
     }
 }
 

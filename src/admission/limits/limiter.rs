@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
 use super::charge::{Home, Shared, spent};
-use super::local::{Buckets, Key, Shown};
+use super::local::{Buckets, Key, Rates, Shown};
 use super::store::{Answer, Demand, Name, Store, Stores};
 use super::{Both, Charge, Denied, Kind, Limit, Limited, Per, Tokens};
 use crate::admission::Identity;
@@ -192,11 +192,11 @@ impl Limiter {
                 Ok(nowhere)
             }
             Outage::Local => {
-                let part = Limit { rates: shared.share(), ..Limit::clone(limit) };
+                let part = Limit { rates: shared.share(&shared.rates), ..Limit::clone(limit) };
                 let (share, answer) = self.buckets.take(share, part.rates, asks, self.now());
                 self.tell_of_overflow();
                 if let Some(taken) = &answer.taken {
-                    shared.add(&spent(taken));
+                    shared.add(&shared.rates, &spent(taken));
                 }
                 self.answer(limit, asks, answer, &part, || Home::Share { shared, share })
             }
@@ -229,19 +229,34 @@ impl Limiter {
             return;
         }
         match home {
-            Home::Local { key, rates } => self.buckets.spend(key, *rates, tokens, self.now()),
+            Home::Local { key, rates } => {
+                self.buckets.spend(key, self.rates(key).unwrap_or(*rates), tokens, self.now());
+                self.tell_of_overflow();
+            }
             Home::Store { shared, share } => {
-                shared.add(tokens);
+                let rates = self.tell(shared, share, tokens);
                 if !shared.store.is_well() && self.settings.outage == Outage::Local {
-                    self.buckets.spend(share, shared.share(), tokens, self.now());
+                    self.buckets.spend(share, shared.share(&rates), tokens, self.now());
                 }
             }
             Home::Share { shared, share } => {
-                shared.add(tokens);
-                self.buckets.spend(share, shared.share(), tokens, self.now());
+                let rates = self.tell(shared, share, tokens);
+                self.buckets.spend(share, shared.share(&rates), tokens, self.now());
             }
             Home::Nowhere => {}
         }
+    }
+
+    /// Tells a store what was spent; at which rates.
+    fn tell(&self, shared: &Shared, share: &Key, tokens: &Both<f64>) -> Rates {
+        let rates = self.rates(share).unwrap_or(shared.rates);
+        shared.add(&rates, tokens);
+        rates
+    }
+
+    /// The rates of a key's limit, which may have changed since a request was charged.
+    fn rates(&self, key: &Key) -> Option<Rates> {
+        self.watched.load().get(key.route()).map(|found| found.limit.rates)
     }
 
     /// Spends tokens of a request whose charge was [kept](Charge::keep); fewer than 0 come back.

@@ -37,6 +37,11 @@ impl Key {
         Self { hash: hasher.digest128(), route: Arc::clone(route), owner, share }
     }
 
+    /// The route, `namespace/name`.
+    pub fn route(&self) -> &str {
+        &self.route
+    }
+
     /// The one that takes whoever finds no room.
     fn overflow(&self) -> Self {
         Self::new(&self.route, Identity::named("(all that found no room)"), self.share)
@@ -106,7 +111,7 @@ impl Entry {
             return Answer { taken: None, levels };
         }
         let taken = Both::of(|kind| {
-            asked(kind).map_or(0, |(_, amount)| bucket::taken(kind, amount, *levels.get(kind)))
+            asked(kind).map_or(0, |(rate, amount)| rate.taken(kind, amount, *levels.get(kind)))
         });
         self.spend(&Both::of(|kind| bucket::exact(*taken.get(kind))), now);
         Answer { taken: Some(taken), levels }
@@ -117,6 +122,29 @@ impl Entry {
             if let Some(rate) = *self.rates.get(kind) {
                 self.buckets.get_mut(kind).spend(rate, *tokens.get(kind), now);
             }
+        }
+    }
+}
+
+/// At which rates a bucket goes on.
+#[derive(Clone, Copy)]
+enum At {
+    /// At these.
+    These(Rates),
+    /// At its own, or at these if it begins.
+    Own(Rates),
+}
+
+impl At {
+    fn rates(self) -> Rates {
+        match self {
+            At::These(rates) | At::Own(rates) => rates,
+        }
+    }
+
+    fn apply(self, entry: &mut Entry, now: Duration) {
+        if let At::These(rates) = self {
+            entry.follow(rates, now);
         }
     }
 }
@@ -168,20 +196,27 @@ impl Buckets {
 
     /// Takes from both buckets of a key, or from none. Gives the key that it was taken from, to be settled with.
     pub fn take(&self, key: Key, rates: Rates, asks: &Both<Option<u64>>, now: Duration) -> (Key, Answer) {
-        match self.with(&key, rates, now, |entry| entry.take(asks, now)) {
+        match self.with(&key, At::These(rates), now, |entry| entry.take(asks, now)) {
             Some(answer) => (key, answer),
             None => {
                 let key = key.overflow();
                 self.overflowed.fetch_add(1, Ordering::Relaxed);
-                let answer = self.with_any(&key, rates, now, |entry| entry.take(asks, now));
+                let answer = self.with_any(&key, At::These(rates), now, |entry| entry.take(asks, now));
                 (key, answer)
             }
         }
     }
 
-    /// Spends tokens of a key, whatever it holds; fewer than 0 come back.
+    /// Spends tokens of a key, whatever it holds; fewer than 0 come back. A bucket goes on at its own rates: `rates` are those
+    /// of one that has to begin.
     pub fn spend(&self, key: &Key, rates: Rates, tokens: &Both<f64>, now: Duration) {
-        self.with_any(key, rates, now, |entry| entry.spend(tokens, now));
+        if self.with(key, At::Own(rates), now, |entry| entry.spend(tokens, now)).is_some() {
+            return;
+        }
+        // It is full and finds no room: nothing can come back to it, and the crowd pays what it owes.
+        let owed = Both::of(|kind| tokens.get(kind).max(0.0));
+        self.overflowed.fetch_add(1, Ordering::Relaxed);
+        self.with_any(&key.overflow(), At::Own(rates), now, |entry| entry.spend(&owed, now));
     }
 
     /// The levels of a key.
@@ -197,16 +232,10 @@ impl Buckets {
         &self.shards[key.hash as usize % SHARDS]
     }
 
-    fn with<T>(
-        &self,
-        key: &Key,
-        rates: Rates,
-        now: Duration,
-        act: impl FnOnce(&mut Entry) -> T,
-    ) -> Option<T> {
+    fn with<T>(&self, key: &Key, at: At, now: Duration, act: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         let mut shard = self.shard(key).lock();
         if let Some(entry) = shard.get_mut(&key.hash) {
-            entry.follow(rates, now);
+            at.apply(entry, now);
             return Some(act(entry));
         }
         if self.held.load(Ordering::Relaxed) >= self.most {
@@ -215,18 +244,18 @@ impl Buckets {
                 return None;
             }
         }
-        Some(self.begin(&mut shard, key, rates, now, act))
+        Some(self.begin(&mut shard, key, at.rates(), now, act))
     }
 
-    /// The same for a key that must have its bucket: there are no more of them than of limits and of open charges.
-    fn with_any<T>(&self, key: &Key, rates: Rates, now: Duration, act: impl FnOnce(&mut Entry) -> T) -> T {
+    /// The same for a key that must have its bucket: there are no more of them than of limits.
+    fn with_any<T>(&self, key: &Key, at: At, now: Duration, act: impl FnOnce(&mut Entry) -> T) -> T {
         let mut shard = self.shard(key).lock();
         match shard.get_mut(&key.hash) {
             Some(entry) => {
-                entry.follow(rates, now);
+                at.apply(entry, now);
                 act(entry)
             }
-            None => self.begin(&mut shard, key, rates, now, act),
+            None => self.begin(&mut shard, key, at.rates(), now, act),
         }
     }
 
@@ -363,6 +392,17 @@ mod tests {
     }
 
     #[test]
+    fn what_settles_at_the_rates_of_its_charge_takes_nothing_from_a_limit_that_was_raised() {
+        let buckets = Buckets::default();
+        let (charged, _) = buckets.take(key("a"), RATES, &ask(60), NOW);
+        let raised = Both { input: Some(Rate { tokens: 1_000, unit: Unit::Minute }), ..RATES };
+        buckets.follow(|_| Some(raised), NOW);
+        let later = Duration::from_secs(30);
+        buckets.spend(&charged, RATES, &Both { input: 40.0, output: 0.0 }, later);
+        assert_eq!(buckets.levels(&charged, raised, later).input, 500.0);
+    }
+
+    #[test]
     fn full_buckets_are_not_kept() {
         let buckets = Buckets::default();
         let (key_a, _) = buckets.take(key("a"), RATES, &ask(60), NOW);
@@ -392,5 +432,10 @@ mod tests {
         assert_eq!(crowd.hash, key("y").overflow().hash);
         let (_, answer) = buckets.take(key("7"), RATES, &ask(1), NOW);
         assert!(answer.taken.is_some(), "who has a bucket keeps it");
+        for n in 10_000..20_000 {
+            buckets.spend(&key(&n.to_string()), RATES, &Both { input: 1.0, output: -5.0 }, NOW);
+        }
+        assert_eq!(buckets.len(), 101, "whoever reports what was spent begins no bucket either");
+        assert_eq!(buckets.levels(&crowd, RATES, NOW).input, -10_000.0);
     }
 }

@@ -198,7 +198,7 @@ impl Store for Shelf {
         }
         let mut taken = Tokens::default();
         for demand in asked.iter().filter(|_| enough) {
-            let amount = bucket::taken(demand.kind, demand.amount, *levels.get(demand.kind));
+            let amount = demand.rate.taken(demand.kind, demand.amount, *levels.get(demand.kind));
             *taken.get_mut(demand.kind) = amount;
             state.bucket(&demand.name, demand.rate).spend(demand.rate, bucket::exact(amount), now);
         }

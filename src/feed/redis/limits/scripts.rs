@@ -7,7 +7,6 @@ use std::sync::LazyLock;
 
 use redis::{ErrorKind, RedisError, RedisResult, Script, ScriptInvocation};
 
-use crate::admission::limits::bucket::exact;
 use crate::admission::limits::store::{Answer, Demand, Spent};
 use crate::admission::limits::{Both, Kind, Rate};
 use crate::feed::redis::link::Link;
@@ -91,7 +90,7 @@ pub async fn check(link: &Link, demands: &Both<Option<Demand>>) -> RedisResult<A
     for demand in asked() {
         fills(call.key(&*demand.name.0), demand.rate);
         call.arg(demand.rate.needed(demand.kind, demand.amount));
-        call.arg(exact(demand.amount));
+        call.arg(demand.amount.min(u64::from(demand.rate.tokens)));
         call.arg(u8::from(demand.kind == Kind::Output));
     }
     let said: Vec<String> = link.run(&call).await?;
