@@ -112,3 +112,79 @@ async fn a_bucket_of_kthenas_goes_on() {
     assert!(ask(&picker, "a", "", 20).await.destination().is_some());
     until_left(&redis, INPUT, 5.5).await;
 }
+
+/// One key that holds something else is that bucket's trouble alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_another_kind_does_not_take_the_store_away() {
+    let redis = RedisServer::start().await;
+    redis.call::<()>(&["SET", INPUT, "mine"]).await;
+    let routes = limited("a", &redis, "") + &limited("b", &redis, "");
+    let picker = counting(Picker::with(&resources(&routes)).flag("--redis-allow", &redis.url())).await;
+    assert!(ask(&picker, "a", "", 60).await.destination().is_some());
+    picker.until("it is counted", "pilotfish_limit_settlements_lost_total", &[], 1.0).await;
+    assert_eq!(ask(&picker, "a", "", 60).await.refused().status(), 429, "counted here");
+    assert!(ask(&picker, "b", "", 30).await.destination().is_some());
+    until_left(&redis, "kthena:ratelimit:m@default/b:input", 70.0).await;
+    assert_eq!(picker.metric("pilotfish_degraded", &[("source", "limiter")]).await, 0.0);
+}
+
+/// The name of a service leads to another server, while the old one lives on and only reads.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_was_demoted_is_left_for_the_one_behind_its_name() {
+    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let name = Name::of(&old).await;
+    let routes = limited("a", &old, "").replace(&old.address(), &name.address);
+    let setup = Picker::with(&resources(&routes)).flag("--redis-allow", &name.address);
+    let picker = counting(setup).await;
+    assert!(ask(&picker, "a", "", 10).await.destination().is_some());
+    until_left(&old, INPUT, 90.0).await;
+    name.leads_to(&new);
+    let (host, port) = new.address().rsplit_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).unwrap();
+    old.call::<()>(&["REPLICAOF", &host, &port]).await;
+    eventually("it counts at the new one", async || {
+        new.call::<bool>(&["EXISTS", "pilotfish:limits:replicas"]).await.then_some(())
+    })
+    .await;
+    picker.until("it is well", "pilotfish_degraded", &[("source", "limiter")], 0.0).await;
+    eventually("a request is charged there", async || {
+        ask(&picker, "a", "", 1).await;
+        new.call::<bool>(&["EXISTS", INPUT]).await.then_some(())
+    })
+    .await;
+}
+
+/// A listener that leads new connections to one server or another.
+struct Name {
+    address: String,
+    target: tokio::sync::watch::Sender<String>,
+    listens: tokio::task::JoinHandle<()>,
+}
+
+impl Name {
+    async fn of(server: &RedisServer) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (target, targets) = tokio::sync::watch::channel(server.address());
+        let listens = tokio::spawn(async move {
+            while let Ok((mut inward, _)) = listener.accept().await {
+                let target = targets.borrow().clone();
+                tokio::spawn(async move {
+                    if let Ok(mut onward) = tokio::net::TcpStream::connect(target).await {
+                        let _ = tokio::io::copy_bidirectional(&mut inward, &mut onward).await;
+                    }
+                });
+            }
+        });
+        Self { address, target, listens }
+    }
+
+    fn leads_to(&self, server: &RedisServer) {
+        self.target.send_replace(server.address());
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        self.listens.abort();
+    }
+}

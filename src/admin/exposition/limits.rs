@@ -34,6 +34,9 @@ pub fn limits(encoder: &mut DescriptorEncoder<'_>, metrics: &Metrics, limiter: &
     let help = "Requests whose identity shared a bucket, since too many spend tokens at a time";
     let mut family = Family::new(encoder, "limit_overflows", help, MetricType::Counter)?;
     family.counter([], limiter.overflowed())?;
+    let help = "Settlements of buckets that Redis will not hear of";
+    let mut family = Family::new(encoder, "limit_settlements_lost", help, MetricType::Counter)?;
+    family.counter([], limiter.lost())?;
     let help = "Descriptors of Envoy's rate limit filter that name a limit that is not there";
     let mut family = Family::new(encoder, "limit_descriptors_unknown", help, MetricType::Counter)?;
     family.counter([], get(&metrics.unknown_limits))

@@ -314,6 +314,11 @@ impl Limiter {
         self.buckets.len()
     }
 
+    /// Settlements that no store will hear of.
+    pub fn lost(&self) -> u64 {
+        self.stores.as_ref().map_or(0, |stores| stores.lost())
+    }
+
     /// Requests whose identity found no bucket of its own.
     pub fn overflowed(&self) -> u64 {
         self.buckets.overflowed()

@@ -7,6 +7,9 @@ use futures::future::BoxFuture;
 
 use super::{Both, Kind, Rate, Tokens};
 
+/// The port of addresses that name none.
+const PORT: u16 = 6379;
+
 /// A bucket of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Name(pub Arc<str>);
@@ -66,4 +69,18 @@ pub trait Stores: Debug + Send + Sync {
 
     /// The store at `host:port`; none if it must not be spoken to.
     fn open(&self, address: &str) -> Option<Arc<dyn Store>>;
+
+    /// Settlements that no store will hear of.
+    fn lost(&self) -> u64;
+}
+
+/// The place that an address means, however it is written: in lower case, without brackets, with a port.
+pub fn place_of(address: &str) -> String {
+    let (host, port) = match address.rsplit_once(':') {
+        Some((host, port)) if port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']')) => {
+            (host, port.to_owned())
+        }
+        _ => (address, PORT.to_string()),
+    };
+    format!("{}:{port}", host.trim_matches(['[', ']']).to_ascii_lowercase())
 }

@@ -1,13 +1,13 @@
 //! Keeps a connection to Redis: connects again with growing pauses, and says when Redis fails and when it is well again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use redis::RedisError;
+use redis::{ErrorKind, RedisError};
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::address::Address;
 use super::link::Link;
@@ -40,6 +40,8 @@ struct Shared {
     link: ArcSwapOption<Link>,
     /// Calls that failed or were late.
     failures: AtomicU64,
+    /// Whether the server said that it only reads.
+    demoted: AtomicBool,
     look: Notify,
 }
 
@@ -50,6 +52,7 @@ impl Connection {
             address,
             link: ArcSwapOption::empty(),
             failures: AtomicU64::new(0),
+            demoted: AtomicBool::new(false),
             look: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -65,9 +68,12 @@ impl Connection {
         self.shared.link.load_full()
     }
 
-    /// A call over the link failed: it is looked at at once.
+    /// A call over the link failed: it is looked at at once. A server that only reads is left: its name may lead to another.
     pub fn failed(&self, error: &RedisError) {
         tracing::debug!(kind = ?error.kind(), "a call of Redis failed");
+        if says(error, "READONLY") {
+            self.shared.demoted.store(true, Ordering::Relaxed);
+        }
         self.late();
     }
 
@@ -93,10 +99,15 @@ impl Connection {
         loop {
             let why = match timeout(CONNECT, Link::connect(&self.shared.address)).await {
                 Ok(Ok(link)) => {
-                    pause = PAUSE.0;
+                    let connected = Instant::now();
+                    self.shared.demoted.store(false, Ordering::Relaxed);
                     self.shared.link.store(Some(Arc::new(link.clone())));
                     let error = self.watch(&link, &mut tell).await;
                     self.shared.link.store(None);
+                    // One that fails at once would be connected to all the time.
+                    if connected.elapsed() > PAUSE.1 {
+                        pause = PAUSE.0;
+                    }
                     error.to_string()
                 }
                 Ok(Err(error)) => error.to_string(),
@@ -115,6 +126,12 @@ impl Connection {
             if let Err(error) = link.check().await {
                 return error;
             }
+            if self.shared.demoted.load(Ordering::Relaxed) {
+                return RedisError::from((
+                    ErrorKind::Io,
+                    "the server has become a replica, which only reads",
+                ));
+            }
             let failures = self.shared.failures.load(Ordering::Relaxed);
             if failures == known {
                 tell(Health::Well);
@@ -125,6 +142,11 @@ impl Connection {
             sleep_or_look(&self.shared.look).await;
         }
     }
+}
+
+/// Whether an error is of a code. Before version 7 Redis tells those of commands in scripts in the text of another.
+pub fn says(error: &RedisError, code: &str) -> bool {
+    error.code() == Some(code) || error.detail().is_some_and(|detail| detail.contains(code))
 }
 
 async fn sleep_or_look(look: &Notify) {

@@ -35,6 +35,8 @@ const BUDGET: Duration = Duration::from_millis(20);
 const BEAT: Duration = Duration::from_secs(1);
 /// Pause between two attempts while it does not answer.
 const PROBE: Duration = Duration::from_millis(100);
+/// Signs of life in a row, each in time, after which it is well: one may be luck.
+const GOOD: u32 = 2;
 /// Time for the first connection before its absence is a failure.
 const FIRST: Duration = Duration::from_secs(1);
 /// Time for what is left to be told at the end of the process.
@@ -96,6 +98,14 @@ impl Stores for RedisStores {
         open.insert(address.to_string(), Arc::clone(&store));
         Some(store)
     }
+
+    fn lost(&self) -> u64 {
+        self.open.lock().values().map(|store| store.inner.lost.load(Ordering::Relaxed)).sum()
+    }
+}
+
+fn due(beaten: Option<Instant>) -> bool {
+    beaten.is_none_or(|beaten| beaten.elapsed() >= BEAT)
 }
 
 /// The buckets of one Redis.
@@ -109,12 +119,15 @@ struct Inner {
     replica: Box<str>,
     on_health: OnHealth,
     well: AtomicBool,
+    /// Signs of life in a row.
+    good: AtomicU32,
     replicas: AtomicU32,
     /// What was told last.
     told: Mutex<Option<bool>>,
     backlog: Mutex<Backlog>,
     wake: Notify,
     lost: AtomicU64,
+    told_of_misfit: AtomicBool,
 }
 
 impl fmt::Debug for Inner {
@@ -130,11 +143,13 @@ impl RedisStore {
             replica: replica.into(),
             on_health,
             well: AtomicBool::new(false),
+            good: AtomicU32::new(0),
             replicas: AtomicU32::new(1),
             told: Mutex::default(),
             backlog: Mutex::default(),
             wake: Notify::new(),
             lost: AtomicU64::new(0),
+            told_of_misfit: AtomicBool::new(false),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -173,6 +188,10 @@ impl Store for RedisStore {
             };
             match answer {
                 Some(Ok(granted)) => granted.accept(),
+                Some(Err(error)) if scripts::is_of_one_key(&error) => {
+                    inner.tell_of_misfit(&error);
+                    None
+                }
                 Some(Err(error)) => {
                     inner.connection.failed(&error);
                     inner.fail(&error.to_string());
@@ -218,16 +237,35 @@ impl Drop for Granted {
 impl Inner {
     fn add(&self, spent: Spent) {
         let room = self.backlog.lock().add(spent);
-        if !room && self.lost.fetch_add(1, Ordering::Relaxed) == 0 {
-            tracing::warn!(
-                redis = %self.connection.address(),
-                "too many buckets have changed while Redis is away: what was spent of some of them is not told to it"
-            );
-        }
+        self.lose(u64::from(!room), "too many buckets have changed while it was away");
         self.wake.notify_one();
     }
 
+    /// Counts settlements that do not reach it.
+    fn lose(&self, lost: u64, why: &str) {
+        if lost > 0 && self.lost.fetch_add(lost, Ordering::Relaxed) == 0 {
+            let redis = self.connection.address();
+            tracing::warn!(%redis, why, "what was spent of some buckets is not told to Redis");
+        }
+    }
+
+    /// A bucket whose key holds something else is counted as while Redis is away; the others are not.
+    fn tell_of_misfit(&self, error: &redis::RedisError) {
+        if !self.told_of_misfit.swap(true, Ordering::Relaxed) {
+            let redis = self.connection.address();
+            tracing::warn!(%redis, %error, "the key of a bucket holds something else: delete it");
+        }
+    }
+
+    fn succeed(&self) {
+        if self.good.fetch_add(1, Ordering::Relaxed).saturating_add(1) >= GOOD {
+            self.well.store(true, Ordering::Relaxed);
+            self.tell(true, "");
+        }
+    }
+
     fn fail(&self, why: &str) {
+        self.good.store(0, Ordering::Relaxed);
         self.well.store(false, Ordering::Relaxed);
         self.tell(false, why);
     }
@@ -246,7 +284,7 @@ impl Inner {
         let mut beaten: Option<Instant> = None;
         loop {
             let well = self.well.load(Ordering::Relaxed);
-            if !well || beaten.is_none_or(|beaten| beaten.elapsed() >= BEAT) {
+            if !well || due(beaten) {
                 beaten = Some(Instant::now());
                 match self.connection.link() {
                     Some(link) => self.beat(&link).await,
@@ -255,7 +293,7 @@ impl Inner {
                 }
             }
             if self.well.load(Ordering::Relaxed) {
-                self.flush().await;
+                self.flush(|| self.well.load(Ordering::Relaxed) && !due(beaten)).await;
                 let next = beaten.map_or(BEAT, |beaten| BEAT.saturating_sub(beaten.elapsed()));
                 let _ = timeout(next, self.wake.notified()).await;
             } else {
@@ -269,8 +307,7 @@ impl Inner {
         match timeout(BUDGET, scripts::beat(link, &self.replica)).await {
             Ok(Ok(replicas)) => {
                 self.replicas.store(replicas.max(1), Ordering::Relaxed);
-                self.well.store(true, Ordering::Relaxed);
-                self.tell(true, "");
+                self.succeed();
             }
             Ok(Err(error)) => {
                 self.connection.failed(&error);
@@ -283,12 +320,16 @@ impl Inner {
         }
     }
 
-    async fn flush(&self) {
-        loop {
+    /// Tells what was spent while it may `go_on`: a long backlog must not keep back a sign of life.
+    async fn flush(&self, go_on: impl Fn() -> bool) {
+        while go_on() {
             let batch = self.backlog.lock().next();
             let (Some(batch), Some(link)) = (batch, self.connection.link()) else { return };
             match scripts::settle(&link, &self.replica, batch.number, &batch.spent).await {
-                Ok(()) => self.backlog.lock().told(batch.number),
+                Ok(misfits) => {
+                    self.backlog.lock().told(batch.number);
+                    self.lose(misfits, "keys of buckets hold something else");
+                }
                 Err(error) => {
                     self.connection.failed(&error);
                     return self.fail(&error.to_string());
@@ -301,7 +342,7 @@ impl Inner {
     async fn farewell(&self) {
         let leave = async {
             sleep(FAREWELL / 2).await;
-            self.flush().await;
+            self.flush(|| true).await;
             let left: RedisResult<()> = match self.connection.link() {
                 Some(link) => scripts::leave(&link, &self.replica).await,
                 None => Ok(()),
@@ -309,5 +350,38 @@ impl Inner {
             left
         };
         let _ = timeout(FAREWELL, leave).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::limits::store::Name;
+    use crate::admission::limits::{Rate, Unit};
+
+    fn store() -> RedisStore {
+        RedisStore::new("redis://nowhere:6379".parse().unwrap(), "r", Arc::new(|_, _| {}))
+    }
+
+    #[test]
+    fn one_good_answer_among_bad_ones_is_no_recovery() {
+        let store = store();
+        for _ in 0..3 {
+            store.inner.fail("late");
+            store.inner.succeed();
+            assert!(!store.is_well());
+        }
+        store.inner.succeed();
+        assert!(store.is_well());
+    }
+
+    #[test]
+    fn settlements_without_room_are_counted() {
+        let store = store();
+        for n in 0..65_546 {
+            let name = Name(n.to_string().into());
+            store.add(Spent { name, rate: Rate { tokens: 1, unit: Unit::Second }, tokens: 1 });
+        }
+        assert_eq!(store.inner.lost.load(Ordering::Relaxed), 10);
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Located, Reader};
+use crate::admission::limits::store::place_of;
 use crate::admission::limits::{Both, Limit, Per, Rate, Together, Unit};
 use crate::document::{Problem, Problems, nearest};
 use crate::resources::ModelRouteSpec;
@@ -119,19 +120,14 @@ impl Reader {
     /// add their own, so that nobody spends the tokens of another route.
     pub(super) fn tell_limits_apart(routes: &mut [Route], limits: Vec<Option<Limit>>) {
         let order: Vec<_> = routes.iter().map(|route| (route.created, route.name.clone())).collect();
-        let taken = |at: usize, own: &Together| {
-            limits.iter().enumerate().any(|(other, limit)| {
-                order[other] < order[at]
-                    && limit.as_ref().and_then(|limit| limit.together.as_ref()) == Some(own)
-            })
+        // One store may be written in several ways.
+        let key = |together: &Together| (place_of(&together.address), Arc::clone(&together.name));
+        let keys: Vec<_> = limits.iter().map(|limit| limit.as_ref()?.together.as_ref().map(key)).collect();
+        let taken = |at: usize| {
+            keys[at].is_some()
+                && keys.iter().enumerate().any(|(other, key)| order[other] < order[at] && *key == keys[at])
         };
-        let clash: Vec<bool> = limits
-            .iter()
-            .enumerate()
-            .map(|(at, limit)| {
-                limit.as_ref().and_then(|limit| limit.together.as_ref()).is_some_and(|own| taken(at, own))
-            })
-            .collect();
+        let clash: Vec<bool> = (0..keys.len()).map(taken).collect();
         for ((route, limit), clashes) in routes.iter_mut().zip(limits).zip(clash) {
             route.limit = limit.map(|mut limit| {
                 if let Some(together) = limit.together.as_mut().filter(|_| clashes) {
@@ -218,7 +214,8 @@ mod tests {
         let limit = |at: &str| {
             format!(", rateLimit: {{inputTokensPerUnit: 5, global: {{redis: {{address: {at}}}}}}}")
         };
-        let routes = [("b", "one:1"), ("a", "one:1"), ("c", "two:1")];
+        let routes =
+            [("b", "one:1"), ("a", "one:1"), ("c", "two:1"), ("d", "ONE:1"), ("e", "six"), ("f", "six:6379")];
         let text: String = routes.iter().map(|(name, at)| route(name, "", &limit(at))).collect();
         let mut lowered = read(&text);
         let name = |at: usize| {
@@ -226,12 +223,12 @@ mod tests {
             limit.together.as_ref().unwrap().name.to_string()
         };
         assert_eq!(
-            [name(0), name(1), name(2)],
-            ["m@default/b", "m", "m"],
+            [name(0), name(1), name(2), name(3), name(4), name(5)],
+            ["m@default/b", "m", "m", "m@default/d", "m", "m@default/f"],
             "the one that is tried first has the short name"
         );
         let before = lowered.problems.len();
-        lowered.judge_stores(|address| address == "one:1");
+        lowered.judge_stores(|address| address != "two:1");
         let new: Vec<&str> =
             lowered.problems.iter().map(|p| p.message.as_str()).filter(|m| m.contains("Redis")).collect();
         assert_eq!((lowered.problems.len() - before, new.len()), (1, 1), "{new:?}");

@@ -228,6 +228,10 @@ impl Stores for Shelves {
     fn open(&self, address: &str) -> Option<Arc<dyn Store>> {
         self.allows(address).then(|| Arc::clone(&self.0) as Arc<dyn Store>)
     }
+
+    fn lost(&self) -> u64 {
+        0
+    }
 }
 
 fn together(route: &str, address: &str) -> Limit {

@@ -2,10 +2,8 @@
 
 use redis::ConnectionAddr;
 
+use crate::admission::limits::store::place_of;
 use crate::feed::redis::address::{Address, BadAddress, Deployment};
-
-/// The port of addresses that name none.
-const PORT: u16 = 6379;
 
 /// An address that limits cannot be counted at.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +62,7 @@ impl Allowed {
 
     /// What `host:port` of a route leads to.
     pub fn find(&self, address: &str) -> Option<&Address> {
-        let wanted = named(address);
+        let wanted = place_of(address);
         self.0.iter().find(|(place, _)| *place == wanted).map(|(_, address)| address)
     }
 }
@@ -76,17 +74,6 @@ fn place(address: &ConnectionAddr) -> String {
         }
         other => other.to_string(),
     }
-}
-
-/// Hosts are compared without brackets and case, and have a port.
-fn named(address: &str) -> String {
-    let (host, port) = match address.rsplit_once(':') {
-        Some((host, port)) if port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']')) => {
-            (host, port.to_owned())
-        }
-        _ => (address, PORT.to_string()),
-    };
-    format!("{}:{port}", host.trim_matches(['[', ']']).to_ascii_lowercase())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use redis::{ErrorKind, RedisError, RedisResult, Script, ScriptInvocation};
 
 use crate::admission::limits::store::{Answer, Demand, Spent};
 use crate::admission::limits::{Both, Kind, Rate};
+use crate::feed::redis::connection::says;
 use crate::feed::redis::link::Link;
 
 const REPLICAS: &str = "pilotfish:limits:replicas";
@@ -58,17 +59,25 @@ return answer"
 });
 
 /// First the key of what was told last by this replica, and its number; then for each bucket capacity, tokens a second, and
-/// what was spent.
+/// what was spent. Keys that hold something else are passed over and counted. The number is written last: a script that
+/// ends early is run again.
 static SETTLE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(&format!(
         "{BUCKETS}
-if redis.call('GET', KEYS[1]) == ARGV[1] then return end
-redis.call('SET', KEYS[1], ARGV[1], 'EX', 3600)
+if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
+local misfits = 0
 for i = 2, #KEYS do
   local at = 3 * (i - 2) + 1
-  local capacity, rate = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  keep(KEYS[i], capacity, rate, level(KEYS[i], capacity, rate) - tonumber(ARGV[at + 3]))
-end"
+  local kind = redis.call('TYPE', KEYS[i])['ok']
+  if kind == 'hash' or kind == 'none' then
+    local capacity, rate = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+    keep(KEYS[i], capacity, rate, level(KEYS[i], capacity, rate) - tonumber(ARGV[at + 3]))
+  else
+    misfits = misfits + 1
+  end
+end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', 3600)
+return misfits"
     ))
 });
 
@@ -106,8 +115,8 @@ pub async fn check(link: &Link, demands: &Both<Option<Demand>>) -> RedisResult<A
     Ok(Answer { taken: enough.then_some(taken), levels })
 }
 
-/// Tells what was spent, once however often it is called with a number.
-pub async fn settle(link: &Link, replica: &str, number: u64, spent: &[Spent]) -> RedisResult<()> {
+/// Tells what was spent, once however often it is called with a number. How many keys hold something else.
+pub async fn settle(link: &Link, replica: &str, number: u64, spent: &[Spent]) -> RedisResult<u64> {
     let mut call = SETTLE.key(format!("pilotfish:limits:told:{replica}"));
     call.arg(number);
     for spent in spent {
@@ -115,6 +124,11 @@ pub async fn settle(link: &Link, replica: &str, number: u64, spent: &[Spent]) ->
         call.arg(spent.tokens);
     }
     link.run(&call).await
+}
+
+/// Whether an error says something of a key, not of Redis.
+pub fn is_of_one_key(error: &RedisError) -> bool {
+    says(error, "WRONGTYPE")
 }
 
 /// Shows that this replica lives; how many do.
