@@ -49,6 +49,8 @@ pub struct Charge {
     pub(super) home: Home,
     pub(super) taken: Tokens,
     standings: Both<Option<Standing>>,
+    /// Whether the request generates output; what has none spends none, whatever is estimated.
+    generates: bool,
     /// What it comes to; given back unless somebody says otherwise.
     used: Tokens,
 }
@@ -98,8 +100,9 @@ impl Charge {
         home: Home,
         taken: Tokens,
         standings: Both<Option<Standing>>,
+        generates: bool,
     ) -> Self {
-        Self { limiter, home, taken, standings, used: Tokens::default() }
+        Self { limiter, home, taken, standings, generates, used: Tokens::default() }
     }
 
     /// What is left of each kind.
@@ -119,7 +122,7 @@ impl Charge {
 
     /// Replaces the charge by what was used.
     pub fn settle(mut self, used: Tokens) {
-        self.used = used;
+        self.used = Tokens { output: if self.generates { used.output } else { 0 }, ..used };
     }
 
     /// Leaves the charge as it is: somebody else settles.

@@ -187,9 +187,8 @@ impl Limiter {
         match self.settings.outage {
             Outage::Closed => Err(Denied::Unavailable),
             Outage::Open => {
-                let nowhere =
-                    Charge::new(Arc::clone(self), Home::Nowhere, Tokens::default(), Both::default());
-                Ok(nowhere)
+                let (nothing, unknown) = (Tokens::default(), Both::default());
+                Ok(Charge::new(Arc::clone(self), Home::Nowhere, nothing, unknown, asks.output.is_some()))
             }
             Outage::Local => {
                 let part = Limit { rates: shared.share(&shared.rates), ..Limit::clone(limit) };
@@ -220,7 +219,7 @@ impl Limiter {
             return Err(Denied::Limited(limited));
         };
         let left = Both::of(|kind| answer.levels.get(kind) - super::bucket::exact(*taken.get(kind)));
-        Ok(Charge::new(Arc::clone(self), home(), taken, by.standings(&left)))
+        Ok(Charge::new(Arc::clone(self), home(), taken, by.standings(&left), asks.output.is_some()))
     }
 
     /// Spends tokens where a request was charged; fewer than 0 come back.

@@ -72,7 +72,9 @@ async fn a_charge_comes_back_whole_unless_it_is_settled() {
     let Err(Denied::Limited(limited)) = charge(&limiter, &limit, "x", ASK) else { panic!("admitted") };
     assert_eq!((limited.kind, limited.retry_after.as_secs_f64()), (Kind::Output, 240.6));
     let only_input = Both { output: None, ..ASK };
-    charge(&limiter, &limit, "x", only_input).expect("what has no output is not asked for any").keep();
+    let embeds = charge(&limiter, &limit, "x", only_input).expect("what has no output is not asked for any");
+    embeds.settle(Tokens { input: 10, output: 256 });
+    assert_eq!(level(&limiter, "default/a", None), Some(Both { input: 68.0, output: -400.0 }));
 }
 
 #[tokio::test(start_paused = true)]
