@@ -92,6 +92,18 @@ impl Closing {
             self.bill = permit.end();
         }
     }
+
+    /// Settles what is owed as soon as it is known, whatever is still to be learned of the request.
+    fn pay_what_is_known(&mut self) {
+        let Some(usage) = self.progress.usage().filter(|_| self.progress.complete) else { return };
+        if let Some(charge) = self.charge.take() {
+            conclude::settle_charge(*charge, Some(usage), self.progress.status);
+        }
+        if let Some(mut bill) = self.bill.take() {
+            bill.used(usage.prompt, usage.completion);
+            bill.completed();
+        }
+    }
 }
 
 /// Called with an endpoint when an engine says it does not serve a model.
@@ -212,6 +224,7 @@ impl Ledger {
             return self.park(closing, predicted, now);
         }
         closing.end_turn();
+        closing.pay_what_is_known();
         let waits = self.log_comes.load(Ordering::Relaxed) || closing.progress.usage().is_none();
         if waits { self.park(closing, now + WAIT_FOR_LOG, now) } else { self.conclude(closing, None) }
     }

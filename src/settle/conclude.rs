@@ -272,7 +272,7 @@ fn output_seen(per_token: Option<f64>, events: u64, bytes: u64, outcome: Outcome
 
 /// Replaces a charge by what was used. A request that was answered an error comes back whole; of one whose client left before
 /// anything was seen of a response, the prompt was read all the same.
-fn settle_charge(charge: Charge, usage: Option<Usage>, status: u16) {
+pub(super) fn settle_charge(charge: Charge, usage: Option<Usage>, status: u16) {
     let taken = charge.taken();
     match usage {
         Some(usage) => {
