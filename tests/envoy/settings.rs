@@ -144,8 +144,8 @@ async fn more_requests_are_open_at_once_than_one_connection_carries(
     });
     let ask = async || {
         let answer = stand.client.stream(&request).await;
-        let status = answer.status;
-        assert_eq!(status, 200, "{:?}", answer.rest().await);
+        let answer = answer.rest().await;
+        assert_eq!(answer.status, 200, "{:?}", answer.body);
     };
     let held = async {
         stand.picker.until("all are booked", "pilotfish_reserved_requests", &[], f64::from(open)).await;
