@@ -9,6 +9,8 @@
 //!                              |
 //!                            prompt     text -> chained block hashes, only if a plugin of the profile asks
 //!                              |
+//!                            admission  whose request, may its tokens be spent, is it its turn: 429, or a wait
+//!                              |
 //!                            schedule   candidates -> filter -> score -> pick and reserve, one step    <- plugins
 //!                              |  decision + reservation
 //!        Envoy <--headers--- extproc    destination, metadata, edited body; usage and timing on the way back
