@@ -88,6 +88,17 @@ impl Admission {
         gate
     }
 
+    /// Opens gates to pools that are about to be there: whoever sees a pool finds its gate.
+    pub fn prepare(&self, pools: &[Arc<Pool>]) {
+        let _changing = self.changing.lock();
+        let mut gates = AHashMap::clone(&self.gates.load());
+        for pool in pools {
+            let new = || Arc::new(Gate::new(Arc::clone(&self.rules), Arc::clone(pool)));
+            gates.entry(Arc::clone(&pool.label)).or_insert_with(new);
+        }
+        self.gates.store(Arc::new(gates));
+    }
+
     /// Pools as they are described now, and which ModelRoutes are there. Who waits for what is no more is refused.
     pub fn follow(&self, pools: &[Arc<Pool>], is_there: &dyn Fn(&str) -> bool) {
         let mut made = self.changing.lock();

@@ -46,9 +46,11 @@ impl Effect {
             snapshot.routes.all().iter().map(|route| Arc::clone(&route.label)).collect();
         // Before the snapshot: a request that sees a limit finds its bucket.
         admin.doors.watched().follow(snapshot.routes.all().iter().filter_map(|route| route.limit.as_ref()));
-        // Before it too: whoever sees a pool finds its gate.
-        admin.shared.decider.admission.follow(&pools, &|route| routes.contains(route));
+        let admission = &admin.shared.decider.admission;
+        admission.prepare(&pools);
         admin.shared.decider.store.replace(snapshot);
+        // After it: whoever leaves a queue now is picked an endpoint of this snapshot.
+        admission.follow(&pools, &|route| routes.contains(route));
         self.forget_the_gone();
     }
 
