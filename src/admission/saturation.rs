@@ -88,7 +88,9 @@ impl Room {
             }
             reports |= seen.reports;
         }
-        if !reports && full.most_requests.is_none() && full.most_tokens.is_none() {
+        let is_known = reports || full.most_requests.is_some() || full.most_tokens.is_some();
+        // Where nobody is there, waiting makes no room.
+        if room.endpoints == 0 || !is_known {
             room.capacity = f64::INFINITY;
         }
         room
@@ -230,6 +232,10 @@ mod tests {
         let full = Saturation { most_requests: Some(3.0), most_tokens: Some(100.0), ..Saturation::default() };
         let free = || free(Room::of(&pool, &full, NOW, STALENESS));
         assert_eq!(free(), 6, "although nothing is reported");
+        assert_eq!(
+            Room::of(&crate::plugins::testing::pool(0), &full, NOW, STALENESS).capacity,
+            f64::INFINITY
+        );
         pool.members[0].endpoint.booked.requests.store(2, Ordering::Relaxed);
         assert_eq!(free(), 4);
         pool.members[0].endpoint.booked.prefill_tokens.store(100, Ordering::Relaxed);

@@ -110,6 +110,10 @@ impl State {
         if !settings.waits && priority >= 0 {
             return true;
         }
+        if self.pool.members.is_empty() && settings.hold.is_zero() {
+            // Nobody to wait for: it goes, and is told so.
+            return true;
+        }
         !self.holds(settings) && self.has_room(settings, priority, staleness) && self.is_in_time(settings)
     }
 

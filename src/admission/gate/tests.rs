@@ -390,3 +390,12 @@ async fn nobody_opens_a_gate_to_a_pool_that_is_gone() {
     assert_eq!(refused(&admission.gate(&pool), want("a")).reason, Reason::NoEndpoints);
     assert!(admission.gates().is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_pool_that_loses_its_endpoints_goes_at_once_to_be_told() {
+    let (_pool, gate) = gate(1.0, |settings| settings.most_at_once = Some(1));
+    let _running = goes(&gate, want("a"));
+    let mut tickets: Vec<Ticket> = (0..50).map(|_| waits(&gate, want("a"))).collect();
+    gate.follow(&pool(0), &|_| true);
+    assert_eq!(tickets.iter_mut().filter_map(turn).flatten().count(), 50);
+}
