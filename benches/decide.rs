@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use divan::{Bencher, black_box};
 use futures::FutureExt;
+use pilotfish::admission::identity::Attributes;
 use pilotfish::decide::{Arrived, Body, Chunks, Decider, Settings, Verdict};
 use pilotfish::metrics::Metrics;
 use pilotfish::plugins;
@@ -13,7 +14,6 @@ use pilotfish::resources::lower::lower;
 use pilotfish::schedule::{Pipeline, Scheduler};
 use pilotfish::snapshot::Store;
 use pilotfish::topology::Topology;
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 #[global_allocator]
@@ -68,7 +68,7 @@ fn arrived(prompt_bytes: usize, distinct: u64) -> Arrived {
         pool: None,
         head: Head::new(headers.map(|(name, value)| (name.to_owned(), value.to_owned()))),
         body: Body::Whole(Chunks::of(body.into_bytes())),
-        attributes: SmallVec::new(),
+        attributes: Attributes::new(),
         subset: None,
         sees_response: false,
         started: now,

@@ -81,16 +81,18 @@ impl Admission {
         if *known {
             return Arc::new(Gate::closed(Arc::clone(&self.rules), Arc::clone(pool)));
         }
-        let mut gates = AHashMap::clone(&self.gates.load());
-        let new = || Arc::new(Gate::new(Arc::clone(&self.rules), Arc::clone(pool)));
-        let gate = Arc::clone(gates.entry(Arc::clone(&pool.label)).or_insert_with(new));
-        self.gates.store(Arc::new(gates));
-        gate
+        self.open(std::slice::from_ref(pool));
+        Arc::clone(&self.gates.load()[&pool.label])
     }
 
     /// Opens gates to pools that are about to be there: whoever sees a pool finds its gate.
     pub fn prepare(&self, pools: &[Arc<Pool>]) {
         let _changing = self.changing.lock();
+        self.open(pools);
+    }
+
+    /// Opens those that are not open; `changing` is held.
+    fn open(&self, pools: &[Arc<Pool>]) {
         let mut gates = AHashMap::clone(&self.gates.load());
         for pool in pools {
             let new = || Arc::new(Gate::new(Arc::clone(&self.rules), Arc::clone(pool)));
@@ -101,22 +103,19 @@ impl Admission {
 
     /// Pools as they are described now, and which ModelRoutes are there. Who waits for what is no more is refused.
     pub fn follow(&self, pools: &[Arc<Pool>], is_there: &dyn Fn(&str) -> bool) {
-        let mut made = self.changing.lock();
-        *made = true;
-        let mut known = AHashMap::clone(&self.gates.load());
+        let mut known = self.changing.lock();
+        *known = true;
+        self.open(pools);
+        let mut gone = AHashMap::clone(&self.gates.load());
         let mut gates = AHashMap::with_capacity(pools.len());
         for pool in pools {
-            let gate = match known.remove(&pool.label) {
-                Some(gate) => {
-                    gate.follow(pool, is_there);
-                    gate
-                }
-                None => Arc::new(Gate::new(Arc::clone(&self.rules), Arc::clone(pool))),
-            };
-            gates.insert(Arc::clone(&pool.label), gate);
+            if let Some(gate) = gone.remove(&pool.label) {
+                gate.follow(pool, is_there);
+                gates.insert(Arc::clone(&pool.label), gate);
+            }
         }
         self.gates.store(Arc::new(gates));
-        known.values().for_each(|gate| gate.close());
+        gone.values().for_each(|gate| gate.close());
     }
 
     /// Every gate with its pool's `namespace/name`.

@@ -25,7 +25,7 @@ pub use holders::{Holders, Holding};
 pub use prepare::{Tokenizing, Wait};
 pub use turn::Held;
 
-use crate::admission::identity::Asks;
+use crate::admission::identity::{Asks, Attributes};
 use crate::admission::limits::{Limiter, Limiting};
 use crate::admission::{Admission, Identity, Permit, Source};
 use crate::decision::{Record, cut};
@@ -104,7 +104,7 @@ pub struct Arrived {
     /// Its body.
     pub body: Body,
     /// Attributes of Envoy that identities may stand in, by name.
-    pub attributes: SmallVec<[(Box<str>, Box<str>); 1]>,
+    pub attributes: Attributes,
     /// The pool that the gateway names.
     pub pool: Option<ObjectName>,
     /// Candidate restriction.

@@ -37,7 +37,7 @@ pub struct Options {
     /// Whether Envoy is told the score of every candidate.
     pub emit_scores: bool,
     /// Attributes of Envoy that are kept: identities stand in them.
-    pub attributes: Arc<[Box<str>]>,
+    pub attributes: Arc<[Arc<str>]>,
 }
 
 /// Everything a stream needs.

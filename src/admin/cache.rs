@@ -8,10 +8,10 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{Admin, error};
+use crate::admission::identity::Attributes;
 use crate::decide::{Arrived, Body, Chunks, Holding};
 use crate::index::Tier;
 use crate::request::head::Head;
@@ -47,7 +47,7 @@ impl Question {
             pool: None,
             head: Head::new(headers.map(|(name, value)| (name.to_owned(), value.to_owned()))),
             body: Body::Whole(Chunks::of(body.to_string().into_bytes())),
-            attributes: SmallVec::new(),
+            attributes: Attributes::new(),
             subset: None,
             sees_response: false,
             started: now,

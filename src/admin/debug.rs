@@ -8,10 +8,10 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{Admin, error, view};
+use crate::admission::identity::Attributes;
 use crate::decide::{Arrived, Body, Chunks};
 use crate::decision::RING;
 use crate::extproc::message::named_pool;
@@ -143,7 +143,7 @@ impl Question {
             pool: self.pool.as_deref().map(named_pool),
             head: Head::new(fixed.into_iter().chain(given)),
             body,
-            attributes: SmallVec::new(),
+            attributes: Attributes::new(),
             subset: self.subset.map(|list| Subset::from_entries(list.iter().map(String::as_str))),
             sees_response: false,
             started: now,

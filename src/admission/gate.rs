@@ -34,8 +34,8 @@ use ticket::Waiter;
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How long sessions that went on are remembered.
 const SESSION: Duration = Duration::from_hours(1);
-/// How many, where the settings do not say.
-const SESSIONS: usize = 4_096;
+/// How many, where nobody says: as in Kthena.
+pub const SESSIONS: usize = 4_096;
 
 /// What all gates go by.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl Gate {
         passed: &mut Passed,
     ) -> Entered {
         if state.closed {
-            return Entered::Refused(gone(state));
+            return Entered::Refused(removed(&state.pool));
         }
         let (session, route) = (want.session, want.route.clone());
         if state.lets_pass(settings, want.priority, self.rules.staleness) {
@@ -238,7 +238,7 @@ impl Gate {
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
-        let refusal = gone(&state);
+        let refusal = removed(&state.pool);
         let waiters = state.queue.drain();
         state.count(&self.rules);
         drop(state);
@@ -267,9 +267,9 @@ impl Gate {
     }
 }
 
-fn gone(state: &State) -> Refusal {
-    let why = format!("pool {} was removed", state.pool.label);
-    Refusal::new(Reason::NoEndpoints, why).retry_after(TRY_AGAIN)
+/// The pool of a request is no more.
+pub fn removed(pool: &Pool) -> Refusal {
+    Refusal::new(Reason::NoEndpoints, format!("pool {} was removed", pool.label)).retry_after(TRY_AGAIN)
 }
 
 fn no_endpoints(state: &State, why: &str) -> Refusal {

@@ -8,6 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::request::LlmRequest;
@@ -25,7 +26,7 @@ const CLAIMS: [&str; 3] = ["user:", "session:", "vouched:"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// An attribute that Envoy sends (`request_attributes` of its ext_proc filter).
-    Attribute(Box<str>),
+    Attribute(Arc<str>),
     /// A header that Envoy sets, by its lower-case name.
     Header(Box<str>),
     /// The member `user` of the body.
@@ -72,6 +73,9 @@ impl Source {
     }
 }
 
+/// Attributes that Envoy sends with a request, by name.
+pub type Attributes = SmallVec<[(Arc<str>, Box<str>); 1]>;
+
 /// What a request says, and what Envoy says of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Asks<'a> {
@@ -80,7 +84,7 @@ pub struct Asks<'a> {
     /// Its body.
     pub request: &'a LlmRequest,
     /// Attributes of Envoy, by name.
-    pub attributes: &'a [(Box<str>, Box<str>)],
+    pub attributes: &'a Attributes,
 }
 
 /// Who sends a request. All that nobody is known of are one.
@@ -158,7 +162,7 @@ mod tests {
         let head = Head::new(headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         let mut request = LlmRequest::headers_only("/");
         request.user = user.map(Into::into);
-        let attributes: Vec<(Box<str>, Box<str>)> =
+        let attributes: Attributes =
             attribute.map(|value| ("sub".into(), value.into())).into_iter().collect();
         let sources: Vec<Source> = sources.split(',').filter_map(|source| source.parse().ok()).collect();
         Identity::of(&sources, &Asks { head: &head, request: &request, attributes: &attributes })

@@ -10,11 +10,11 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::runtime;
 use crate::admin::view;
+use crate::admission::identity::Attributes;
 use crate::args::{ExplainArgs, Format};
 use crate::config;
 use crate::decide::{Arrived, Body, Chunks, Decider, Settings};
@@ -117,7 +117,7 @@ async fn offline(
         pool: None,
         head: Head::new(fixed.into_iter().chain(args.headers.iter().cloned())),
         body: Body::Whole(Chunks::of(body)),
-        attributes: SmallVec::new(),
+        attributes: Attributes::new(),
         subset: None,
         sees_response: false,
         started: now,

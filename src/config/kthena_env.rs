@@ -3,8 +3,9 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::queue::{HEAD_START, RATES, SESSION_HEADER, SESSIONS};
+use super::queue::{HEAD_START, RATES, SESSION_HEADER};
 use crate::admission::QueueSettings;
+use crate::admission::gate::SESSIONS;
 use crate::admission::settings::{Order, ShareBy};
 use crate::resources::duration;
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::Reader;
 use crate::admission::QueueSettings;
 use crate::admission::fairness::USUAL_WEIGHT;
+use crate::admission::gate::SESSIONS;
 use crate::admission::settings::{Order, ShareBy};
 use crate::document::{Node, typed};
 use crate::resources::duration;
@@ -78,8 +79,6 @@ impl Session {
 
 /// The head start of requests that go on with a session, where nothing says another.
 pub const HEAD_START: Duration = Duration::from_secs(10);
-/// Sessions remembered for each pool, as in Kthena.
-pub const SESSIONS: usize = 4_096;
 /// Kthena's header.
 pub const SESSION_HEADER: &str = "x-session-id";
 

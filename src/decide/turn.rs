@@ -1,14 +1,14 @@
 //! A request's turn: how important it is, whose it is and what it will cost, and the wait for it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::bind::Ready;
 use super::{Arrived, Body, Decided, Decider, Verdict};
 use crate::admission::settings::Order;
-use crate::admission::{Entered, Identity, Permit, Ticket, Want};
+use crate::admission::{Entered, Identity, Permit, Ticket, Want, gate};
 use crate::decision::Record;
-use crate::refusal::{Reason, Refusal};
+use crate::refusal::Refusal;
 use crate::request::head::Head;
 use crate::snapshot::Routed;
 use crate::state::{ObjectName, PoolKind};
@@ -45,12 +45,11 @@ impl Decider {
         let Held { ticket, mut ready } = held;
         note_wait(&mut record, &ticket, &ready);
         drop(ticket);
-        let name = &ready.routed.pool.name;
-        let Some(pool) = self.store.load().pool(name).cloned() else {
-            let refusal = Refusal::new(Reason::NoEndpoints, format!("pool {name} was removed"));
+        let Some(pool) = self.store.load().pool(&ready.routed.pool.name).cloned() else {
+            let refusal = gate::removed(&ready.routed.pool);
             return Decided { record, verdict: Verdict::Refuse(refusal, Some(ready.routed.pool)) };
         };
-        ready.routed.pool = std::sync::Arc::clone(&pool);
+        ready.routed.pool = Arc::clone(&pool);
         let verdict = self.serve(&mut record, ready, Some(permit));
         Decided { record, verdict: verdict.unwrap_or_else(|refusal| Verdict::Refuse(refusal, Some(pool))) }
     }
@@ -119,12 +118,5 @@ fn bytes(arrived: &Arrived) -> u64 {
     match &arrived.body {
         Body::Whole(chunks) | Body::CutOff(chunks) => chunks.len as u64,
         Body::Absent | Body::Unseen => 0,
-    }
-}
-
-impl Held {
-    /// The longest wait; `None` is as long as the client waits.
-    pub fn longest(&self) -> Option<Duration> {
-        self.ticket.longest()
     }
 }

@@ -20,12 +20,12 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::budget::{Budget, Held};
 use super::mode::{BodyMode, Modes};
 use super::{Options, message, reply};
+use crate::admission::identity::Attributes;
 use crate::admission::limits::Limiting;
 use crate::decide::{Arrived, Body, Chunks, Served};
 use crate::decision::Record;
@@ -85,7 +85,7 @@ pub struct Exchange {
     phase: Phase,
     head: Head,
     pool: Option<ObjectName>,
-    attributes: SmallVec<[(Box<str>, Box<str>); 1]>,
+    attributes: Attributes,
     subset: Option<Subset>,
     /// Whether a header has restricted the candidates, which no metadata changes.
     chosen_by_test: bool,
@@ -125,7 +125,7 @@ impl Exchange {
             phase: Phase::Start,
             head: Head::default(),
             pool,
-            attributes: SmallVec::new(),
+            attributes: Attributes::new(),
             subset: None,
             chosen_by_test: false,
             options,

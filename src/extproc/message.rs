@@ -1,14 +1,15 @@
 //! Reads what Envoy's messages say beside headers and bodies: metadata, attributes, token usage.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
 use envoy_types::pb::envoy::data::ai::v3::TokenUsage;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Any, Struct};
 use prost::Message;
-use smallvec::SmallVec;
 
+use crate::admission::identity::Attributes;
 use crate::request::head::Head;
 use crate::schedule::Subset;
 use crate::settle::UpstreamFacts;
@@ -101,17 +102,14 @@ pub fn upstream(attributes: &HashMap<String, Struct>, metadata: Option<&Metadata
 }
 
 /// The texts of these attributes, as far as they came.
-pub fn attributes(
-    came: &HashMap<String, Struct>,
-    wanted: &[Box<str>],
-) -> SmallVec<[(Box<str>, Box<str>); 1]> {
+pub fn attributes(came: &HashMap<String, Struct>, wanted: &[Arc<str>]) -> Attributes {
     let text = |name: &str| {
         came.values().find_map(|values| match values.fields.get(name)?.kind.as_ref()? {
             Kind::StringValue(text) => Some(Box::from(text.as_str())),
             _ => None,
         })
     };
-    wanted.iter().filter_map(|name| Some((name.clone(), text(name)?))).collect()
+    wanted.iter().filter_map(|name| Some((Arc::clone(name), text(name)?))).collect()
 }
 
 /// The counts of Envoy's usage filter.

@@ -251,8 +251,9 @@ impl Driver {
 
     /// Lets the request wait for its turn, which takes none of the time for its decision.
     fn wait(&mut self, held: Box<Held>, record: Box<Record>) {
-        self.exchange.hold(held.longest(), &mut self.outbox);
-        if let Some(longest) = held.longest() {
+        let longest = held.ticket.longest();
+        self.exchange.hold(longest, &mut self.outbox);
+        if let Some(longest) = longest {
             self.arm(Timer::Queue, Instant::now() + longest.min(FAR));
         }
         self.waiting = Some(Waiting { held, record });

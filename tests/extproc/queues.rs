@@ -106,6 +106,21 @@ async fn a_change_of_the_configuration_frees_who_waits_and_a_pool_that_goes_refu
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_waits_is_not_sent_to_endpoints_that_have_just_gone() {
+    let picker = queue("{maxConcurrent: 1}").start().await;
+    let mut first = Stream::of(&picker, &of("a", 4)).await;
+    first.until_decided().await;
+    let mut waiting = join_all((0..50).map(|_| async { Stream::of(&picker, &of("a", 4)).await })).await;
+    picker.until("all wait", "pilotfish_queue_requests", &[], 50.0).await;
+    picker.apply(&pool()).await;
+    for stream in &mut waiting {
+        stream.until_decided().await;
+        let refused = stream.replies.immediate().map(|refused| (refused.status(), refused.reason()));
+        assert_eq!(refused, Some((503, "no-endpoints".to_owned())));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pool_scaled_to_nothing_holds_requests_for_its_first_endpoint_if_it_may() {
     let picker =
         Picker::with(&pool()).flag("--hold-timeout", "30s").flag("--hold-requests", "3").start().await;

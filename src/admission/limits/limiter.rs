@@ -58,6 +58,8 @@ impl Default for Settings {
 struct Watched {
     limit: Arc<Limit>,
     store: Option<Arc<dyn Store>>,
+    /// Its buckets there, where all requests of the route share them.
+    names: Both<Name>,
     rejected: Arc<Both<AtomicU64>>,
 }
 
@@ -106,7 +108,8 @@ impl Limiter {
                 let rejected = before.get(&limit.route).map(|known| Arc::clone(&known.rejected));
                 let store = limit.together.as_ref().and_then(|at| self.stores.as_ref()?.open(&at.address));
                 let rejected = rejected.unwrap_or_default();
-                (Arc::clone(&limit.route), Watched { limit: Arc::clone(limit), store, rejected })
+                let names = names(limit, &Identity::default());
+                (Arc::clone(&limit.route), Watched { limit: Arc::clone(limit), store, names, rejected })
             })
             .collect();
         let watched = Arc::new(watched);
@@ -142,15 +145,23 @@ impl Limiter {
         asks: Both<Option<u64>>,
     ) -> Result<Charge, Denied> {
         let owner = limit.owner(identity);
-        match self.store_of(limit) {
+        match self.shared(limit, &owner) {
             None => self.charge_here(limit, owner, &asks),
-            Some(store) => self.charge_together(limit, owner, &asks, store).await,
+            Some(shared) => self.charge_together(limit, owner, &asks, shared).await,
         }
     }
 
-    fn store_of(&self, limit: &Limit) -> Option<Arc<dyn Store>> {
+    /// The buckets of a store, where a limit is counted in one.
+    fn shared(&self, limit: &Limit, owner: &Identity) -> Option<Shared> {
         limit.together.as_ref()?;
-        self.watched.load().get(&limit.route)?.store.clone()
+        let watched = self.watched.load();
+        let found = watched.get(&limit.route)?;
+        let store = found.store.clone()?;
+        let names = match limit.per {
+            Per::Route => found.names.clone(),
+            Per::Identity => names(limit, owner),
+        };
+        Some(Shared { store, names, rates: limit.rates })
     }
 
     fn charge_here(
@@ -170,11 +181,9 @@ impl Limiter {
         limit: &Arc<Limit>,
         owner: Identity,
         asks: &Both<Option<u64>>,
-        store: Arc<dyn Store>,
+        shared: Shared,
     ) -> Result<Charge, Denied> {
-        let names = names(limit, &owner);
         let share = Key::new(&limit.route, owner, true);
-        let shared = Shared { store, names, rates: limit.rates };
         if shared.store.is_well() {
             let demand = |kind| {
                 let (rate, amount) = ((*limit.rates.get(kind))?, (*asks.get(kind))?);
@@ -261,13 +270,9 @@ impl Limiter {
     /// Spends tokens of a request whose charge was [kept](Charge::keep); fewer than 0 come back.
     pub fn settle(self: &Arc<Self>, limit: &Arc<Limit>, identity: &Identity, tokens: &Both<i64>) {
         let owner = limit.owner(identity);
-        let rates = limit.rates;
-        let home = match self.store_of(limit) {
-            None => Home::Local { key: Key::new(&limit.route, owner, false), rates },
-            Some(store) => {
-                let shared = Shared { store, names: names(limit, &owner), rates };
-                Home::Store { shared, share: Key::new(&limit.route, owner, true) }
-            }
+        let home = match self.shared(limit, &owner) {
+            None => Home::Local { key: Key::new(&limit.route, owner, false), rates: limit.rates },
+            Some(shared) => Home::Store { shared, share: Key::new(&limit.route, owner, true) },
         };
         self.spend(&home, &Both::of(|kind| *tokens.get(kind) as f64));
     }

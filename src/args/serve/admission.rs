@@ -1,5 +1,6 @@
 //! Who may go, and when.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -100,9 +101,9 @@ impl AdmissionArgs {
     }
 
     /// Attributes of Envoy that identities may stand in.
-    pub fn attributes(&self) -> impl Iterator<Item = Box<str>> {
+    pub fn attributes(&self) -> impl Iterator<Item = Arc<str>> {
         self.identity.iter().filter_map(|source| match source {
-            Source::Attribute(name) => Some(name.clone()),
+            Source::Attribute(name) => Some(Arc::clone(name)),
             _ => None,
         })
     }
