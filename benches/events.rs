@@ -119,6 +119,7 @@ fn follower() -> Follower {
         labels: std::collections::BTreeMap::new(),
         engine: EngineKind::Vllm,
         event_ports: EventPorts::default(),
+        transfer: pilotfish::state::disaggregation::TransferSpec::default(),
         drain: false,
         pod: None,
     }));

@@ -44,6 +44,7 @@ fn observe(bencher: Bencher<'_, '_>, filtered: bool) {
         labels: std::collections::BTreeMap::new(),
         engine: EngineKind::Vllm,
         event_ports: EventPorts::default(),
+        transfer: pilotfish::state::disaggregation::TransferSpec::default(),
         drain: false,
         pod: None,
     });

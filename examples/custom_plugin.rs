@@ -103,6 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         sessions: &[],
         subset: None,
         only_if_cached: false,
+        may_be_split: false,
         wanted: 2,
         seed: 1,
         detail: 64,
@@ -110,7 +111,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let scheduler = Scheduler::new(pipeline, Arc::default(), Duration::from_secs(2));
     let picked =
         scheduler.pick(&scheduler.pipeline(), pool, &ask).map_err(|refusal| format!("{refusal:?}"))?;
-    for row in &picked.record.rows {
+    for row in &picked.records[0].rows {
         println!("{} scores {:?}, in all {}", row.endpoint, row.raw, row.total);
     }
     println!("picked {}", picked.ranked[0].address);

@@ -30,6 +30,7 @@ use crate::feed::kv_events::EventFeed;
 use crate::feed::render::{RenderConfig, Renderer};
 use crate::index::TokenIndexes;
 use crate::metrics::Metrics;
+use crate::prefill::Prefiller;
 use crate::schedule::Scheduler;
 use crate::schedule::plugin::Kind;
 use crate::settle::Ledger;
@@ -122,6 +123,7 @@ impl App {
                 metrics: Arc::clone(&metrics),
                 settings,
             },
+            prefiller: Arc::new(Prefiller::new(args.disaggregation.settings())),
             ledger: Arc::clone(&ledger),
             metrics: Arc::clone(&metrics),
             budget: Arc::new(Budget::new(Arc::clone(&metrics), args.limits.max_buffered_bytes)),
@@ -183,6 +185,7 @@ fn settings(args: &ServeArgs, replica: &str) -> Result<Settings> {
         max_body: args.limits.max_body_bytes,
         default_pool: args.default_pool.clone(),
         trust_hints: args.obeys_hints(),
+        allow_transfer_fields: args.disaggregation.allow_transfer_fields,
         usage_injection: args.usage_injection,
         decision_detail: args.decision_detail,
         whole_tables: args.emit_endpoint_scores,

@@ -214,7 +214,7 @@ mod tests {
         let json = strict.json();
         assert_eq!(json[0]["severity"], "error");
         assert_eq!((json[0]["line"].as_u64(), json[0]["column"].as_u64()), (Some(3), Some(30)));
-        let picker = "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: decode-filter}]\n";
+        let picker = "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: encode-filter}]\n";
         fs::write(&file, picker).unwrap();
         assert_eq!(check(None, Some(&file), &Options::default()).exit_code(), 1);
         let mut lenient = Options::default();

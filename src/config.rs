@@ -4,6 +4,7 @@
 //! name, and what is accepted without an effect in this version is a warning.
 
 mod config_map;
+mod disaggregation;
 mod endpoint_picker;
 mod flow_control;
 mod kthena;
@@ -25,8 +26,8 @@ use serde_json::{Value, json};
 use crate::admission::QueueSettings;
 use crate::document::{Node, Place, Problem, Problems, Severity, Yaml, nearest};
 use crate::plugins::{PLUGINS, pick_max_score, pick_weighted_random};
-use crate::schedule::pipeline::{Part, Pipeline, PipelineError};
-use crate::schedule::plugin::{Instance, Kind};
+use crate::schedule::pipeline::{Draft, Part, Pipeline, PipelineError, Profile};
+use crate::schedule::plugin::{Instance, Kind, PdDecider};
 
 pub use tokenizers::TokenizerSettings;
 
@@ -73,14 +74,14 @@ pub fn read(file: &Path, text: Arc<str>, options: &Options<'_>, previous: Option
         tokenizers: TokenizerSettings::default(),
         queue: options.queue.cloned().unwrap_or_default(),
     };
-    let planned = match documents {
+    let plan = match documents {
         Err(error) => {
             reader.problems.error(error.place, error.message, None);
             None
         }
         Ok(documents) => reader.only(&documents).and_then(|document| reader.document(document)),
     };
-    let pipeline = planned.and_then(|planned| reader.assemble(planned, previous));
+    let pipeline = plan.and_then(|plan| reader.assemble(plan, previous));
     let pipeline = pipeline.filter(|_| !reader.is_wrong());
     let Reader { problems, tokenizers, queue, .. } = reader;
     let mut problems = problems.found;
@@ -88,25 +89,32 @@ pub fn read(file: &Path, text: Arc<str>, options: &Options<'_>, previous: Option
     Read { pipeline, tokenizers, queue, problems }
 }
 
-/// What a pipeline does, as JSON for people: profile, filters in order, scorers with weights, picker, and how prompts are
-/// cut into blocks (`null` if no plugin asks).
+/// What a pipeline does, as JSON for people: profile, filters in order, scorers with weights, picker, the profile of prompts
+/// that are computed elsewhere if that is another, and how prompts are cut into blocks (`null` if no plugin asks).
 pub fn effective(pipeline: &Pipeline) -> Value {
-    let profile = &pipeline.profile;
+    let mut effective = profile(&pipeline.profile);
+    if !Arc::ptr_eq(&pipeline.profile, &pipeline.prefill) {
+        effective["prefill"] = profile(&pipeline.prefill);
+    }
+    let blocks = pipeline.text.as_ref().map(|text| {
+        let needs = text.needs;
+        json!({"blockBytes": needs.block_bytes, "maxBlocks": needs.max_blocks, "capacity": needs.capacity})
+    });
+    effective["blocks"] = json!(blocks);
+    effective
+}
+
+fn profile(profile: &Profile) -> Value {
     let scorers: Vec<Value> = profile
         .scorers
         .iter()
         .map(|scored| json!({"name": &*scored.name, "type": scored.kind, "weight": scored.weight}))
         .collect();
-    let blocks = pipeline.text.as_ref().map(|text| {
-        let needs = text.needs;
-        json!({"blockBytes": needs.block_bytes, "maxBlocks": needs.max_blocks, "capacity": needs.capacity})
-    });
     json!({
         "profile": &*profile.name,
         "filters": profile.filters.iter().map(|filter| &*filter.name).collect::<Vec<_>>(),
         "scorers": scorers,
         "picker": &*profile.picker.name,
-        "blocks": blocks,
     })
 }
 
@@ -118,6 +126,28 @@ struct Planned {
     name: String,
     place: Place,
     parts: Vec<(Part, Place)>,
+}
+
+/// What a configuration plans.
+struct Plan {
+    /// For whole requests and outputs.
+    serving: Planned,
+    /// For prompts, if that is another.
+    prefill: Option<Planned>,
+    /// What decides which requests are split, if it says so.
+    decider: Option<Arc<dyn PdDecider>>,
+}
+
+impl From<Planned> for Plan {
+    fn from(serving: Planned) -> Self {
+        Self { serving, prefill: None, decider: None }
+    }
+}
+
+impl Planned {
+    fn draft(self) -> Draft {
+        Draft { name: self.name.into(), parts: self.parts.into_iter().map(|(part, _)| part).collect() }
+    }
 }
 
 /// What both dialects share.
@@ -148,12 +178,12 @@ impl Reader<'_> {
     }
 
     /// Tells the dialect by content.
-    fn document(&mut self, node: &Node) -> Option<Planned> {
+    fn document(&mut self, node: &Node) -> Option<Plan> {
         let kind = node.get("kind");
         match kind.and_then(Node::as_str) {
             Some(endpoint_picker::KIND) => return endpoint_picker::lower(self, node),
             Some(config_map::KIND) => return config_map::lower(self, node),
-            None if node.get("scheduler").is_some() => return kthena::lower(self, node),
+            None if node.get("scheduler").is_some() => return kthena::lower(self, node).map(Plan::from),
             _ => {}
         }
         let place = kind.map_or(node.place, |kind| kind.place);
@@ -168,14 +198,40 @@ impl Reader<'_> {
         self.problems.found.iter().any(|problem| problem.severity == Severity::Error)
     }
 
-    fn assemble(&mut self, planned: Planned, previous: Option<&Pipeline>) -> Option<Pipeline> {
+    fn assemble(&mut self, plan: Plan, previous: Option<&Pipeline>) -> Option<Pipeline> {
+        for planned in std::iter::once(&plan.serving).chain(&plan.prefill) {
+            self.doubts(planned);
+        }
+        let all = plan.serving.parts.iter().chain(plan.prefill.iter().flat_map(|planned| &planned.parts));
+        let places: Vec<(Arc<str>, Place)> =
+            all.map(|(part, place)| (Arc::clone(&part.name), *place)).collect();
+        let place = plan.serving.place;
+        match Pipeline::assemble_pair(plan.serving.draft(), plan.prefill.map(Planned::draft), previous) {
+            Ok(pipeline) => Some(match plan.decider {
+                Some(decider) => pipeline.with_decider(decider),
+                None => pipeline,
+            }),
+            Err(error) => {
+                let (PipelineError::SecondPicker(part)
+                | PipelineError::BlocksDiffer(part)
+                | PipelineError::SecondCookie(part)) = &error;
+                // The part that is in the way is never the first of its name.
+                let place = places.iter().rev().find(|(name, _)| name == part).map_or(place, |(_, at)| *at);
+                self.problems.error(place, error.to_string(), None);
+                None
+            }
+        }
+    }
+
+    /// What is right in a profile and hardly meant.
+    fn doubts(&mut self, planned: &Planned) {
         let Planned { name, place, parts } = planned;
         let rates = parts.iter().any(|(part, _)| part.scores && part.instance.scorer.is_some());
         let picker = parts.iter().find(|(part, _)| part.instance.picker.is_some());
         let by_score = picker.is_none_or(|(part, _)| BY_SCORE.contains(&part.kind));
         if by_score && !rates && !self.is_wrong() {
             let message = format!("profile `{name}` has no scorer: every endpoint counts the same");
-            self.problems.warning(place, message, None);
+            self.problems.warning(*place, message, None);
         }
         for (part, place) in
             parts.iter().filter(|(part, _)| part.instance.reports.as_ref().is_some_and(Vec::is_empty))
@@ -190,21 +246,6 @@ impl Reader<'_> {
                 let advice =
                     Some("give --redis-url the address of the Redis that engines write to".to_owned());
                 self.problems.warning(*place, message, advice);
-            }
-        }
-        let places: Vec<(Arc<str>, Place)> =
-            parts.iter().map(|(part, place)| (Arc::clone(&part.name), *place)).collect();
-        let parts = parts.into_iter().map(|(part, _)| part).collect();
-        match Pipeline::assemble(&name, parts, previous) {
-            Ok(pipeline) => Some(pipeline),
-            Err(error) => {
-                let (PipelineError::SecondPicker(part)
-                | PipelineError::BlocksDiffer(part)
-                | PipelineError::SecondCookie(part)) = &error;
-                // The part that is in the way is never the first of its name.
-                let place = places.iter().rev().find(|(name, _)| name == part).map_or(place, |(_, at)| *at);
-                self.problems.error(place, error.to_string(), None);
-                None
             }
         }
     }

@@ -11,6 +11,7 @@ mod limit;
 mod models;
 mod prepare;
 mod shared;
+mod split;
 mod turn;
 
 use std::sync::Arc;
@@ -29,18 +30,19 @@ use crate::admission::identity::{Asks, Attributes};
 use crate::admission::limits::{Limiter, Limiting};
 use crate::admission::{Admission, Identity, Permit, Source};
 use crate::decision::{Record, cut};
+use crate::disagg::Handoff;
 use crate::index::shared::SharedIndex;
 use crate::metrics::{Metrics, Stage};
 use crate::refusal::{Reason, Refusal};
 use crate::request::head::Head;
 use crate::request::{Edits, LlmRequest};
 use crate::route::Question;
-use crate::schedule::{Ask, Explained, Pipeline, Scheduler, Subset};
+use crate::schedule::{Ask, Explained, Pipeline, PrefillPick, Scheduler, Subset};
 use crate::session::{Issuer, Key, Session};
 use crate::snapshot::{Routed, Store};
 use crate::state::pool::TrafficPolicy;
 use crate::state::rates::Forecast;
-use crate::state::reservation::Leg;
+use crate::state::reservation::{Leg, Work};
 use crate::state::{Endpoint, ObjectName, Pool};
 use crate::usage::Attribute;
 
@@ -66,6 +68,8 @@ pub struct Settings {
     pub default_pool: Option<ObjectName>,
     /// Whether privileged hints are obeyed.
     pub trust_hints: bool,
+    /// Whether clients may tell engines where KV blocks are.
+    pub allow_transfer_fields: bool,
     /// Usage injection.
     pub usage_injection: UsageInjection,
     /// Whether the whole candidate table is kept of 1 decision in so many; the best 8 always are.
@@ -86,6 +90,7 @@ impl Default for Settings {
             max_body: 64 << 20,
             default_pool: None,
             trust_hints: false,
+            allow_transfer_fields: false,
             usage_injection: UsageInjection::Auto,
             decision_detail: 1_000,
             whole_tables: false,
@@ -146,6 +151,12 @@ pub struct Served {
     pub ranked: SmallVec<[Arc<Endpoint>; 3]>,
     /// The booking.
     pub leg: Leg,
+    /// The prefill leg to be run before the body goes out.
+    pub handoff: Option<Box<Handoff>>,
+    /// The prefill leg that the destination's sidecar runs.
+    pub by_sidecar: Option<PrefillPick>,
+    /// What the destination has to do if it must compute the prompt after all; `None` if it does, or cannot.
+    pub alone: Option<Work>,
     /// Its leave to go, where it needed one.
     pub permit: Option<Permit>,
     /// The request's headers.
@@ -227,9 +238,8 @@ impl Decider {
             sessions: &sessions,
             ..bind::ask(&routed, &request, &prompt, seed, usize::MAX)
         };
-        let Explained { record: leg, held, session } =
-            self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
-        record.legs.push(leg);
+        let Explained { records, held, session } = self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
+        record.legs.extend(records);
         record.predict(&prompt, held);
         record.session = session;
         Ok(record)

@@ -8,11 +8,12 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::admission::Identity;
+use crate::disagg::Report;
 use crate::index::Held;
 use crate::prompt::Prepared;
 use crate::prompt::blocks::Ending;
 use crate::refusal::Reason;
-use crate::schedule::LegRecord;
+use crate::schedule::{LegRecord, Split};
 use crate::session;
 use crate::state::cache::Rung;
 use crate::usage::{Usage, UsageSource};
@@ -72,6 +73,8 @@ pub struct Stages {
     pub queue: Duration,
     /// Filtering, scoring, picking, reserving.
     pub schedule: Duration,
+    /// The prefill leg, as far as the request waited for it.
+    pub prefill: Duration,
     /// Last body byte in to reply out, without waiting.
     pub decision: Duration,
     /// Reply out to first body byte back; zero if unknown.
@@ -154,7 +157,11 @@ pub struct Record {
     pub prompt_tokens: u64,
     /// What became of its session; `None` where no plugin of the profile asks.
     pub session: Option<session::Outcome>,
-    /// Cycles.
+    /// Whether two endpoints serve it; `None` in pools without roles.
+    pub split: Option<Split>,
+    /// What became of its prefill leg, if it had one.
+    pub prefill: Option<Report>,
+    /// Cycles: that of the destination, then that of who computes the prompt.
     pub legs: SmallVec<[LegRecord; 1]>,
     /// Prompt tokens believed cached at the choice.
     pub predicted_cached_tokens: u64,
@@ -192,6 +199,8 @@ impl Record {
             predictions: Predictions::default(),
             prompt_tokens: 0,
             session: None,
+            split: None,
+            prefill: None,
             legs: SmallVec::new(),
             predicted_cached_tokens: 0,
             reported_cached_tokens: None,
@@ -206,6 +215,11 @@ impl Record {
 }
 
 impl Record {
+    /// Whether another endpoint computed its prompt.
+    pub fn was_split(&self) -> bool {
+        self.prefill.as_ref().is_some_and(|report| report.failure.is_none())
+    }
+
     /// Notes what the choice is believed to hold.
     pub fn predict(&mut self, prompt: &Prepared, held: Held) {
         self.prompt_tokens = prompt.tokens;

@@ -22,6 +22,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::decide::Decider;
 use crate::metrics::Metrics;
+use crate::prefill::Prefiller;
 use crate::settle::Ledger;
 use crate::state::ObjectName;
 
@@ -45,6 +46,8 @@ pub struct Options {
 pub struct Shared {
     /// Decides requests.
     pub decider: Decider,
+    /// Calls prefill endpoints.
+    pub prefiller: Arc<Prefiller>,
     /// Settles them.
     pub ledger: Arc<Ledger>,
     /// Counters.

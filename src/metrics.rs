@@ -3,6 +3,7 @@
 //! Numbers live beside what they count, as atomics of a pool or an endpoint, so that counting costs one addition and a
 //! series ends when its pool or endpoint does. They are turned into series only when somebody scrapes.
 
+mod disaggregation;
 mod limit_filter;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::histogram::Histogram;
 
+pub use disaggregation::DisaggregationMetrics;
 pub use limit_filter::LimitFilter;
 
 use crate::refusal::Reason;
@@ -96,6 +98,8 @@ pub struct PoolMetrics {
     pub filters_ignored: AtomicU64,
     /// Picks of a profile that keeps sessions, by what became of the session.
     pub sessions: [AtomicU64; Outcome::ALL.len()],
+    /// Requests whose prompt is computed elsewhere than their output.
+    pub disaggregation: DisaggregationMetrics,
     /// Time that requests waited for their turn, those that did.
     pub queued: Histogram,
     /// Time to first token as the picker saw it.
@@ -112,6 +116,7 @@ impl Default for PoolMetrics {
             cached_tokens: AtomicU64::default(),
             filters_ignored: AtomicU64::default(),
             sessions: Default::default(),
+            disaggregation: DisaggregationMetrics::default(),
             queued: Histogram::new(TTFT_BUCKETS),
             time_to_first_token: Histogram::new(TTFT_BUCKETS),
         }

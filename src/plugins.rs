@@ -2,8 +2,12 @@
 //!
 //! The configuration reader, `docs/plugins.md`, the JSON schema and `pilotfish check` are derived from [`PLUGINS`].
 
+pub mod decide_always;
+pub mod decide_break_even;
+pub mod decide_prefix_based;
 pub mod filter_health;
 pub mod filter_lora_affinity;
+pub mod filter_role;
 pub mod filter_session_affinity;
 pub mod filter_subset;
 pub mod least_request;
@@ -39,11 +43,12 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::schedule::pipeline::{NamedFilter, NamedPicker, Part};
-use crate::schedule::plugin::{Filter, Kind};
+use crate::schedule::plugin::{Filter, Kind, PdDecider};
 
 /// Every plugin type, in the order of the manual.
 pub const PLUGINS: &[&Kind] = &[
     &filter_subset::KIND,
+    &filter_role::KIND,
     &filter_health::KIND,
     &filter_lora_affinity::KIND,
     &filter_session_affinity::KIND,
@@ -72,6 +77,9 @@ pub const PLUGINS: &[&Kind] = &[
     &pick_weighted_round_robin::KIND,
     &pick_two_choices::KIND,
     &pick_least_connections::KIND,
+    &decide_break_even::KIND,
+    &decide_prefix_based::KIND,
+    &decide_always::KIND,
     &report_attribute::KIND,
 ];
 
@@ -90,6 +98,7 @@ pub fn standing_filters(listed: &[Part]) -> Vec<NamedFilter> {
         }
     };
     stand(filter_subset::KIND.name, Arc::new(filter_subset::Subset));
+    stand(filter_role::KIND.name, Arc::new(filter_role::ByRole));
     stand(filter_health::KIND.name, Arc::new(filter_health::Health));
     standing
 }
@@ -100,6 +109,16 @@ pub fn default_picker() -> NamedPicker {
         name: pick_max_score::KIND.name.into(),
         picker: Arc::new(pick_max_score::MaxScore { max_num_of_endpoints: None }),
     }
+}
+
+/// The decider on disaggregation where a configuration names none.
+pub fn default_decider() -> Arc<dyn PdDecider> {
+    Arc::new(decide_break_even::BreakEven::default())
+}
+
+/// The decider that splits nothing.
+pub fn never_split() -> Arc<dyn PdDecider> {
+    Arc::new(decide_prefix_based::PrefixBased::default())
 }
 
 /// The built-in profile: `marginal-cost` alone, which weighs caches, queues and speed in one unit.
@@ -157,6 +176,7 @@ pub(crate) mod testing {
             sessions: &[],
             subset: None,
             only_if_cached: false,
+            may_be_split: false,
             wanted: 3,
             seed: 7,
             detail: 64,

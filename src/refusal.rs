@@ -59,6 +59,8 @@ reasons! {
     Limited = "limited", 429, "rate_limit_error", None;
     /// No endpoint is there to take the request.
     NoEndpoints = "no-endpoints", 503, "service_unavailable", Some("rejected-no-endpoints");
+    /// The prompt was to be computed elsewhere, that failed, and no endpoint does both.
+    PrefillFailed = "prefill-failed", 503, "server_error", None;
     /// Filters left no endpoint.
     Filtered = "filtered", 503, "service_unavailable", Some("rejected-saturated");
     /// All buffers are full.

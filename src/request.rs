@@ -10,6 +10,7 @@ mod error;
 pub mod head;
 pub(crate) mod lenient;
 mod multipart;
+mod outline;
 mod parts;
 mod prompt;
 mod prompts;
@@ -25,6 +26,7 @@ use smallvec::SmallVec;
 pub use api::Api;
 pub use edits::Edits;
 pub use error::{ModelProblem, ParseError, Position};
+pub use outline::{Member, Outline};
 pub use prompt::{BYTES_PER_TOKEN, Prompt, TOKENS_PER_MEDIA};
 
 use body::{Members, Model, StreamOptions};

@@ -3,7 +3,9 @@
 //! The whole cycle runs under the pool's short lock, so that of 800 requests arriving on the same stale metrics each
 //! sees the bookings of those before it. Nothing in a cycle waits, does IO or allocates per endpoint.
 
+pub mod cost;
 pub mod cycle;
+mod pair;
 pub mod pipeline;
 pub mod plugin;
 pub mod record;
@@ -16,9 +18,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 pub use cycle::{Candidate, Cycle, Dropped, Workspace};
+pub use pair::{PrefillPick, Split};
 pub use pipeline::{Pipeline, Profile, Scored};
 pub use record::{CandidateRow, LegRecord};
 pub use subset::Subset;
@@ -54,6 +57,8 @@ pub struct Ask<'a> {
     pub subset: Option<&'a Subset>,
     /// Endpoints to rank: the choice and the alternatives for retries.
     pub wanted: usize,
+    /// Whether its prompt may be computed elsewhere than its output.
+    pub may_be_split: bool,
     /// Whether to refuse if the choice holds nothing of the prompt.
     pub only_if_cached: bool,
     /// Seed of everything random in this cycle.
@@ -69,21 +74,25 @@ pub struct Picked {
     pub ranked: SmallVec<[Arc<Endpoint>; 3]>,
     /// The booking.
     pub leg: Leg,
-    /// What `/debug/decisions` will show.
-    pub record: LegRecord,
+    /// What `/debug/decisions` will show: the choice of the destination, and that of who computes its prompt.
+    pub records: SmallVec<[LegRecord; 1]>,
     /// What the choice is believed to hold of the prompt already.
     pub held: Held,
     /// How long it was expected to take.
     pub forecast: Forecast,
     /// What became of its session; `None` where no plugin asks.
     pub session: Option<Outcome>,
+    /// Who computes its prompt, if that is another endpoint.
+    pub prefill: Option<PrefillPick>,
+    /// What was decided about that, in pools with roles.
+    pub split: Option<Split>,
 }
 
 /// An endpoint that would be chosen.
 #[derive(Debug)]
 pub struct Explained {
-    /// The decision table.
-    pub record: LegRecord,
+    /// The decision tables: that of the destination, and that of the prompt if it is computed elsewhere.
+    pub records: SmallVec<[LegRecord; 1]>,
     /// What the choice is believed to hold of the prompt already.
     pub held: Held,
     /// What would become of the request's session; `None` where no plugin asks.
@@ -164,41 +173,41 @@ impl Scheduler {
         self.tokens.retain(live);
     }
 
-    /// Picks an endpoint of `pool` and books the request on it.
+    /// Picks an endpoint of `pool` and books the request on it; in pools with roles perhaps two, one for each half.
     pub fn pick(&self, pipeline: &Pipeline, pool: &Arc<Pool>, ask: &Ask<'_>) -> Result<Picked, Refusal> {
         let mut space = Workspace::of_this_thread();
         let cycle = pool.memory.cycle.lock();
         let cx = Cycle::new(pool, ask, self.staleness);
-        let profile = self.rank(pipeline, &mut space, &cx)?;
+        self.look_up(pipeline, &mut space, &cx);
+        let mut split = None;
+        if let Some(roles) = &pool.disaggregation {
+            match pair::plan(pipeline, &mut space, &cx, roles)? {
+                pair::Plan::Pair(pair) => return self.book_pair(pipeline, pool, ask, &cx, *pair),
+                pair::Plan::Whole(why) => split = Some(why),
+            }
+        } else {
+            narrow(&mut space, &cx, &pipeline.profile)?;
+        }
+        choose(&mut space, &cx, &pipeline.profile, ask.wanted);
         let chosen = space.candidates[space.ranked[0] as usize];
         let held = chosen.held;
-        let predicted_cached_tokens = u64::from(held.tokens);
-        if ask.only_if_cached && held.tokens == 0 {
-            let why = "no endpoint that could take the request holds any of its prompt";
-            return Err(Refusal::new(Reason::NotCached, why));
-        }
-        let uncached = ask.prompt.tokens - predicted_cached_tokens;
+        refuse_uncached(ask, held)?;
+        let uncached = ask.prompt.tokens - u64::from(held.tokens);
         let output = cx.output_tokens;
         let member = Arc::clone(&pool.members[chosen.member as usize]);
         let own = rates::prefill(uncached as f64, f64::from(held.tokens));
         let work = Work { prefill_tokens: uncached, decode_tokens: output, prefill_seconds: own };
         let leg = Leg::book(Role::Serve, Arc::clone(pool), member, work);
-        let forecast = Forecast {
-            ahead: f64::from(chosen.load.prefill_seconds),
-            own,
-            sequences: f64::from(chosen.load.requests()) + 1.0,
-            context: f64::from(chosen.load.decode_tokens) + ask.prompt.tokens as f64,
-        };
+        let forecast = forecast(&chosen, own, ask);
         if held.tokens == 0 {
             leg.member.endpoint.cache.note_cold();
         }
-        let session = keep_sessions(&space, pool, ask);
+        let session = keep_sessions(pool, ask, &outcomes(&space, pool, ask), leg.member.endpoint.slot);
         drop(cycle);
-        let record = record(&mut space, &profile, pool, ask, Some((uncached, output)));
-        let ranked: SmallVec<[Arc<Endpoint>; 3]> =
-            space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
+        let record = record(&mut space, &pipeline.profile, &cx, Some(work));
+        let ranked = space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
         self.remember(pipeline, ask.prompt, &leg.member.endpoint, cx.now);
-        Ok(Picked { ranked, leg, record, held, forecast, session })
+        Ok(Picked { ranked, leg, records: smallvec![record], held, forecast, session, prefill: None, split })
     }
 
     /// What was sent to `endpoint` is there from now on, as far as its cache reaches.
@@ -231,96 +240,120 @@ impl Scheduler {
     ) -> Result<Explained, Refusal> {
         let mut space = Workspace::of_this_thread();
         let _cycle = pool.memory.cycle.lock();
-        let profile = self.rank(pipeline, &mut space, &Cycle::new(pool, ask, self.staleness))?;
-        let chosen = space.candidates[space.ranked[0] as usize];
-        let session = ask.sessions.first().map(|session| outcome(session, &space, pool, Millis::now()));
-        Ok(Explained { record: record(&mut space, &profile, pool, ask, None), held: chosen.held, session })
+        let cx = Cycle::new(pool, ask, self.staleness);
+        self.look_up(pipeline, &mut space, &cx);
+        if let Some(roles) = &pool.disaggregation {
+            if let pair::Plan::Pair(pair) = pair::plan(pipeline, &mut space, &cx, roles)? {
+                return Ok(pair.explained());
+            }
+        } else {
+            narrow(&mut space, &cx, &pipeline.profile)?;
+        }
+        choose(&mut space, &cx, &pipeline.profile, ask.wanted);
+        let held = space.candidates[space.ranked[0] as usize].held;
+        let session = outcomes(&space, pool, ask).first().copied();
+        let record = record(&mut space, &pipeline.profile, &cx, None);
+        Ok(Explained { records: smallvec![record], held, session })
     }
 
-    /// Fills `space.ranked` with at least one candidate.
-    fn rank(
-        &self,
-        pipeline: &Pipeline,
-        space: &mut Workspace,
-        cx: &Cycle<'_>,
-    ) -> Result<Arc<Profile>, Refusal> {
-        let (pool, ask) = (cx.pool, cx.ask);
-        let profile = Arc::clone(&pipeline.profile);
+    /// Fills `space` with every member of the pool, its load and what it holds of the prompt.
+    fn look_up(&self, pipeline: &Pipeline, space: &mut Workspace, cx: &Cycle<'_>) {
         space.begin(cx);
         let Workspace { lookups, candidates, .. } = space;
-        lookups.run(ask.prompt, pipeline.text.as_ref(), &self.tokens, cx.now);
+        let prompt = cx.ask.prompt;
+        lookups.run(prompt, pipeline.text.as_ref(), &self.tokens, cx.now);
         for candidate in candidates {
-            candidate.held = lookups.held(ask.prompt, cx.endpoint(candidate), &self.tokens);
+            candidate.held = lookups.held(prompt, cx.endpoint(candidate), &self.tokens);
         }
-        for (at, filter) in profile.filters.iter().enumerate() {
-            space.filter(cx, at, filter)?;
-        }
-        if space.candidates.is_empty() {
-            return Err(Refusal::new(
-                Reason::NoEndpoints,
-                format!("pool {} has no endpoint for this request", pool.label),
-            )
-            .retry_after(Duration::from_secs(1)));
-        }
-        space.score(cx, &profile.scorers);
-        let mut rng = SmallRng::seed_from_u64(ask.seed);
-        space.ranked.clear();
-        profile.picker.picker.pick(
-            cx,
-            &space.candidates,
-            &space.totals,
-            ask.wanted.max(1),
-            &mut rng,
-            &mut space.ranked,
-        );
-        debug_assert!(!space.ranked.is_empty(), "a picker ranks at least one of a non-empty set");
-        if space.ranked.is_empty() {
-            space.ranked.push(0);
-        }
-        Ok(profile)
     }
 }
 
-/// Binds the request's sessions to the choice; what became of the first.
-fn keep_sessions(space: &Workspace, pool: &Pool, ask: &Ask<'_>) -> Option<Outcome> {
-    let mut first = None;
-    for session in ask.sessions {
-        let now = Millis::now();
-        let outcome = outcome(session, space, pool, now);
-        session.bind(outcome, space.endpoint(pool, space.ranked[0]).slot, now);
-        first = first.or(Some(outcome));
+/// Leaves the candidates that pass the profile's filters, at least one, with their scores.
+fn narrow(space: &mut Workspace, cx: &Cycle<'_>, profile: &Profile) -> Result<(), Refusal> {
+    for (at, filter) in profile.filters.iter().enumerate() {
+        space.filter(cx, at, filter)?;
     }
+    if space.candidates.is_empty() {
+        let why = format!("pool {} has no endpoint for this request", cx.pool.label);
+        return Err(Refusal::new(Reason::NoEndpoints, why).retry_after(Duration::from_secs(1)));
+    }
+    space.score(cx, &profile.scorers);
+    Ok(())
+}
+
+/// Fills `space.ranked` with at least one of its candidates.
+fn choose(space: &mut Workspace, cx: &Cycle<'_>, profile: &Profile, wanted: usize) {
+    let mut rng = SmallRng::seed_from_u64(cx.ask.seed);
+    let Workspace { candidates, totals, ranked, .. } = space;
+    ranked.clear();
+    profile.picker.picker.pick(cx, candidates, totals, wanted.max(1), &mut rng, ranked);
+    debug_assert!(!ranked.is_empty(), "a picker ranks at least one of a non-empty set");
+    if ranked.is_empty() {
+        ranked.push(0);
+    }
+}
+
+fn refuse_uncached(ask: &Ask<'_>, held: Held) -> Result<(), Refusal> {
+    if ask.only_if_cached && held.tokens == 0 {
+        let why = "no endpoint that could take the request holds any of its prompt";
+        return Err(Refusal::new(Reason::NotCached, why));
+    }
+    Ok(())
+}
+
+/// What to expect of a candidate that will prefill for `own` seconds at unit speed.
+fn forecast(chosen: &Candidate, own: f64, ask: &Ask<'_>) -> Forecast {
+    Forecast {
+        ahead: f64::from(chosen.load.prefill_seconds),
+        own,
+        sequences: f64::from(chosen.load.requests()) + 1.0,
+        context: f64::from(chosen.load.decode_tokens) + ask.prompt.tokens as f64,
+    }
+}
+
+/// What becomes of each of the request's sessions with the choice.
+fn outcomes(space: &Workspace, pool: &Pool, ask: &Ask<'_>) -> SmallVec<[Outcome; 1]> {
+    let slot = |at: usize| space.endpoint(pool, at as u32).slot;
+    let is_candidate = |bound| (0..space.candidates.len()).any(|at| slot(at) == bound);
+    let (picked, now) = (slot(space.ranked[0] as usize), Millis::now());
+    ask.sessions.iter().map(|session| session.outcome(picked, is_candidate, now)).collect()
+}
+
+/// Binds the request's sessions to the choice; what became of the first.
+fn keep_sessions(pool: &Pool, ask: &Ask<'_>, outcomes: &[Outcome], picked: u64) -> Option<Outcome> {
+    for (session, outcome) in ask.sessions.iter().zip(outcomes) {
+        session.bind(*outcome, picked, Millis::now());
+    }
+    let first = outcomes.first().copied();
     if let Some(outcome) = first {
         pool.memory.metrics.sessions[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
     first
 }
 
-fn outcome(session: &Session, space: &Workspace, pool: &Pool, now: Millis) -> Outcome {
-    let slot = |at: usize| space.endpoint(pool, at as u32).slot;
-    let is_candidate = |bound| (0..space.candidates.len()).any(|at| slot(at) == bound);
-    session.outcome(slot(space.ranked[0] as usize), is_candidate, now)
-}
-
 /// Keeps the picked and the best candidates of a cycle.
 fn record(
     space: &mut Workspace,
     profile: &Arc<Profile>,
-    pool: &Pool,
-    ask: &Ask<'_>,
-    reserved: Option<(u64, u64)>,
+    cx: &Cycle<'_>,
+    reserved: Option<Work>,
 ) -> LegRecord {
-    let mut rows: Vec<CandidateRow> = Vec::with_capacity(ask.detail.min(pool.members.len()));
-    space.rows(pool, profile, ask.detail, &mut rows);
-    LegRecord {
-        role: Role::Serve,
+    let (pool, detail) = (cx.pool, cx.ask.detail);
+    let mut rows: Vec<CandidateRow> = Vec::with_capacity(detail.min(pool.members.len()));
+    space.rows(pool, profile, detail, &mut rows);
+    let mut record = LegRecord {
+        role: cx.role,
         profile: Arc::clone(profile),
         candidates_total: pool.members.len() as u32,
         complete: rows.len() == pool.members.len(),
         rows,
         picked: space.ranked.iter().map(|&at| Arc::clone(&space.endpoint(pool, at).destination)).collect(),
-        reserved_requests: u32::from(reserved.is_some()),
-        reserved_prefill: reserved.map_or(0, |(prefill, _)| prefill),
-        reserved_decode: reserved.map_or(0, |(_, decode)| decode),
+        reserved_requests: 0,
+        reserved_prefill: 0,
+        reserved_decode: 0,
+    };
+    if let Some(work) = reserved {
+        record.reserve(work);
     }
+    record
 }

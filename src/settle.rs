@@ -212,6 +212,16 @@ impl Ledger {
         self.ring.push(Arc::from(record));
     }
 
+    /// A request that a prefill endpoint answered: what it said has gone to the client.
+    pub fn relayed(&self, mut record: Box<Record>, pool: &Pool, status: u16) {
+        pool.memory.metrics.served.add(status);
+        record.outcome = Outcome::Complete;
+        record.status = status;
+        record.served = record.prefill.as_ref().map(|report| Arc::clone(&report.endpoint));
+        log::served(&record);
+        self.ring.push(Arc::from(record));
+    }
+
     /// The stream of a served request has ended.
     pub fn close(&self, mut closing: Closing) {
         let now = Instant::now();

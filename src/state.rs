@@ -5,6 +5,7 @@
 
 pub mod cache;
 pub mod capacity;
+pub mod disaggregation;
 pub mod endpoint;
 pub mod health;
 pub mod pool;

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::route::rewrite::Rewrite;
 use crate::route::{Route, RouteTable};
 use crate::snapshot::{Objective, Snapshot};
+use crate::state::disaggregation::{Disaggregation, DisaggregationSpec};
 use crate::state::endpoint::{EndpointSpec, EngineKind};
 use crate::state::pool::{PoolMemory, TrafficPolicy};
 use crate::state::{Endpoint, Member, ObjectName, Pool, PoolName, TokenizerSource};
@@ -53,6 +54,8 @@ pub struct PoolSpec {
     pub engine: Option<EngineKind>,
     /// Where its model's tokenizer is, if said.
     pub tokenizer: Option<TokenizerSource>,
+    /// How prompts and outputs are shared among its endpoints, if they may be.
+    pub disaggregation: Option<DisaggregationSpec>,
 }
 
 impl PoolSpec {
@@ -146,8 +149,9 @@ impl Topology {
             let kept = Known { memory: Arc::clone(&before.memory), members: before.members };
             self.pools.insert(spec.name.clone(), kept);
             let model = spec.model.as_deref().map(Arc::from);
+            let roles = spec.disaggregation.as_ref().and_then(|spec| Disaggregation::of(spec, &members));
             let pool = Pool::new(spec.name.clone(), model, members, spec.traffic, before.memory);
-            Arc::new(pool.with_tokenizer(spec.tokenizer.clone()))
+            Arc::new(pool.with_tokenizer(spec.tokenizer.clone()).with_disaggregation(roles))
         });
         let pools = pools.collect();
         let endpoints = world.endpoints.iter().map(|spec| Arc::clone(&self.endpoints[&key(spec)])).collect();
@@ -185,6 +189,7 @@ impl Topology {
 mod tests {
     use super::*;
     use crate::state::PoolKind;
+    use crate::state::disaggregation::TransferSpec;
     use crate::state::endpoint::PodIdentity;
     use crate::state::reservation::tests::work;
     use crate::state::reservation::{Leg, Role};
@@ -198,6 +203,7 @@ mod tests {
             labels: BTreeMap::from([("app".to_owned(), app.to_owned())]),
             engine: EngineKind::Vllm,
             event_ports: crate::state::endpoint::EventPorts::default(),
+            transfer: TransferSpec::default(),
             drain: false,
             pod: None,
         }
@@ -213,6 +219,7 @@ mod tests {
             traffic: TrafficPolicy::default(),
             engine: None,
             tokenizer: None,
+            disaggregation: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod caches;
 mod cluster;
+mod disaggregation;
 mod limits;
 mod queues;
 mod tokenizing;
@@ -88,6 +89,7 @@ impl Collector for Sources {
         events(&mut encoder, &snapshot, &self.events)?;
         self.metrics.set_degraded(Degraded::KvEvents, self.events.is_degraded());
         bookings(&mut encoder, &snapshot)?;
+        disaggregation::disaggregation(&mut encoder, &snapshot)?;
         queues::queues(&mut encoder, &self.metrics, &snapshot, &self.admission)?;
         reports(&mut encoder, &self.scheduler)?;
         tokens(&mut encoder, &self.metrics, &snapshot)?;

@@ -4,11 +4,12 @@ use serde_json::{Map, Value, json};
 
 use crate::clock::rfc3339;
 use crate::decision::Record;
+use crate::disagg::Fallback;
 use crate::feed::kv_events::sequence::Note;
 use crate::feed::kv_events::wire::Shape;
 use crate::feed::kv_events::{GAP_OUTCOMES, Skip, Status};
 use crate::feed::scrape::ScrapeStatus;
-use crate::schedule::{CandidateRow, LegRecord};
+use crate::schedule::{CandidateRow, LegRecord, Split};
 use crate::session::Outcome;
 use crate::state::Endpoint;
 use crate::state::Pool;
@@ -47,6 +48,14 @@ pub fn decision(record: &Record) -> Value {
         }),
         "status": record.status,
         "outcome": record.outcome.name(),
+        "split": record.split.map(Split::name),
+        "prefill": record.prefill.as_ref().map(|report| json!({
+            "endpoint": report.endpoint,
+            "attempts": report.attempts,
+            "took_us": micros(report.took),
+            "usage": report.usage.map(|usage| json!({"prompt": usage.prompt, "cached": usage.cached})),
+            "failure": report.failure.map(Fallback::name),
+        })),
         "stages_us": {
             "receive": micros(stages.receive),
             "parse": micros(stages.parse),
@@ -54,6 +63,7 @@ pub fn decision(record: &Record) -> Value {
             "prompt": micros(stages.prompt),
             "queue": micros(stages.queue),
             "schedule": micros(stages.schedule),
+            "prefill": micros(stages.prefill),
             "decision": micros(stages.decision),
             "first_token": stages.first_token.map(micros),
             "total": micros(stages.total),

@@ -2,6 +2,7 @@
 
 mod accepted;
 mod admission;
+mod disaggregation;
 mod kubernetes;
 mod limits;
 mod log;
@@ -18,6 +19,7 @@ use clap::{ArgAction, Parser, ValueEnum};
 
 pub use accepted::AcceptedArgs;
 pub use admission::{AdmissionArgs, Enforcement, Switch};
+pub use disaggregation::DisaggregationArgs;
 pub use kubernetes::{KubernetesArgs, Selector, TargetPorts};
 pub use limits::LimitArgs;
 pub use log::{LogArgs, LogFormat, ZapLevel};
@@ -144,6 +146,9 @@ pub struct ServeArgs {
     /// Who may go, and when.
     #[command(flatten)]
     pub admission: AdmissionArgs,
+    /// Prompts computed elsewhere than their output.
+    #[command(flatten)]
+    pub disaggregation: DisaggregationArgs,
     /// How API servers have objects validated.
     #[command(flatten)]
     pub webhook: WebhookArgs,

@@ -1,6 +1,6 @@
 //! A configuration inside a `ConfigMap`, as Kthena and llm-d are given theirs.
 
-use super::{Planned, Reader, did_you_mean};
+use super::{Plan, Reader, did_you_mean};
 use crate::document::{Node, Yaml};
 
 /// The kind.
@@ -9,7 +9,7 @@ pub const KIND: &str = "ConfigMap";
 const KTHENA: &str = "routerConfiguration";
 
 /// Reads the only text under `data`, or Kthena's.
-pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
+pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Plan> {
     let data = node.get("data").unwrap_or(node);
     let keys: Vec<&str> = match &data.value {
         Yaml::Map(members) if node.get("data").is_some() => {

@@ -1,8 +1,9 @@
 //! `kind: EndpointPickerConfig`, ours and llm-d's: named plugin instances, and profiles that list them with weights.
 
+use super::disaggregation::{self, Stages};
 use super::listed::Listed;
 use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER};
-use super::{Planned, Reader, did_you_mean, flow_control, queue, sessions, tokenizers, unserved};
+use super::{Plan, Planned, Reader, did_you_mean, flow_control, queue, sessions, tokenizers, unserved};
 use crate::document::{Node, Place, typed};
 use crate::plugins;
 use crate::plugins::score_prefix_match::{self, Config as Match, Source};
@@ -24,16 +25,17 @@ const GATES: [&str; 2] = [QUEUES, "haPopulateNonLeaderDatastore"];
 const QUEUES: &str = "flowControl";
 
 /// A listed plugin that can take part.
-struct Ready<'n> {
-    listed: Listed<'n>,
+pub struct Ready<'n> {
+    pub listed: Listed<'n>,
     /// Type and instance; `None` for what is accepted and does nothing, and for what is in error.
-    built: Option<(&'static str, Instance)>,
+    pub built: Option<(&'static str, Instance)>,
 }
 
 impl Ready<'_> {
     /// Whether it does nothing unless a profile lists it.
     fn takes_part(&self) -> bool {
-        self.built.as_ref().is_some_and(|(_, instance)| instance.reports.is_none())
+        let by_profile = |instance: &Instance| instance.reports.is_none() && instance.decider.is_none();
+        self.built.as_ref().is_some_and(|(_, instance)| by_profile(instance))
     }
 
     /// Its part, if it acts on responses: on all, as in llm-d.
@@ -44,7 +46,7 @@ impl Ready<'_> {
 }
 
 /// Reads the document.
-pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
+pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Plan> {
     let members: Vec<&str> = MEMBERS.into_iter().chain(unserved::names()).collect();
     reader.members(node, "the configuration", &members);
     version(reader, node);
@@ -55,11 +57,12 @@ pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
     unserved::check(reader, node, &listed);
     flow_control::lower(reader, node, queues, &listed);
     queue::section(reader, node);
-    let serving = serving_profile(&listed);
     let ready = ready(reader, listed);
+    let stages = Stages::of(&ready);
+    let decider = disaggregation::decider(reader, &ready);
     let profiles = reader.list(node, "schedulingProfiles");
     if profiles.is_empty() {
-        return Some(implied_profile(node, ready));
+        return Some(Plan { serving: implied_profile(node, ready), prefill: None, decider });
     }
     let mut planned: Vec<Planned> = Vec::new();
     for profile in profiles {
@@ -72,10 +75,11 @@ pub fn lower(reader: &mut Reader<'_>, node: &Node) -> Option<Planned> {
         }
     }
     unlisted(reader, &ready, profiles);
-    let mut chosen = one_of(reader, planned, serving)?;
-    chosen.parts.retain(|(part, _)| part.instance.reports.is_none());
-    chosen.parts.extend(ready.iter().filter_map(Ready::reporter));
-    Some(chosen)
+    let prefill = disaggregation::take(reader, &mut planned, stages.prefill);
+    let mut serving = one_of(reader, planned, stages.decode)?;
+    serving.parts.retain(|(part, _)| part.instance.reports.is_none());
+    serving.parts.extend(ready.iter().filter_map(Ready::reporter));
+    Some(Plan { serving, prefill, decider })
 }
 
 fn version(reader: &mut Reader<'_>, node: &Node) {
@@ -146,6 +150,7 @@ fn build(reader: &mut Reader<'_>, one: &Listed<'_>, all: &[Listed<'_>]) -> Optio
         return instance.map(|instance| (kind.name, instance));
     }
     match llm_d::known(one.type_name) {
+        Some(Known::Read) => {}
         Some(Known::BuiltIn) => {
             if one.parameters.is_some_and(|node| !node.is_blank()) {
                 let place = one.node.key_place("parameters").unwrap_or(one.place);
@@ -320,20 +325,6 @@ fn unlisted(reader: &mut Reader<'_>, ready: &[Ready<'_>], profiles: &[Node]) {
     }
 }
 
-/// The profile whose endpoint serves in llm-d: what its profile handler says, else `decode`.
-fn serving_profile<'n>(listed: &[Listed<'n>]) -> &'n str {
-    let named = |one: &Listed<'n>| {
-        let path: &[&str] = match one.type_name {
-            "disagg-profile-handler" => &["profiles", "decode"],
-            "pd-profile-handler" => &["decodeProfile"],
-            "header-profile-handler" => &["defaultProfile"],
-            _ => return None,
-        };
-        path.iter().try_fold(one.parameters?, |node, name| node.get(name)).and_then(Node::as_str)
-    };
-    listed.iter().find_map(named).unwrap_or("decode")
-}
-
 /// The one profile that is run: `default`, else the one whose endpoint serves in llm-d, else the first.
 fn one_of(reader: &mut Reader<'_>, mut planned: Vec<Planned>, serving: &str) -> Option<Planned> {
     if planned.is_empty() {
@@ -344,8 +335,11 @@ fn one_of(reader: &mut Reader<'_>, mut planned: Vec<Planned>, serving: &str) -> 
     let chosen = planned.remove(at);
     if let Some(first) = planned.first() {
         let ignored: Vec<String> = planned.iter().map(|profile| format!("`{}`", profile.name)).collect();
-        let message =
-            format!("one profile is run in this version, `{}`, and not {}", chosen.name, ignored.join(", "));
+        let message = format!(
+            "one profile is run for outputs in this version, `{}`, and not {}",
+            chosen.name,
+            ignored.join(", ")
+        );
         reader.problems.warning(first.place, message, None);
     }
     Some(chosen)

@@ -6,6 +6,8 @@ use super::sessions::{AGENT_IDENTITY, SESSION_ID};
 /// What naming an llm-d type means here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
+    /// What it says is read.
+    Read,
     /// Every profile works this way already; only its parameters have no effect.
     BuiltIn,
     /// It is accepted and has no effect.
@@ -27,8 +29,13 @@ pub fn alias(name: &str) -> Option<&'static str> {
     (name == "precise-prefix-cache-scorer").then_some("precise-prefix")
 }
 
-/// One profile is run, endpoints are scraped, prompts are read at 4 bytes a token, bookings are counted.
+/// Profiles are run in their order, endpoints keep to their roles, endpoints are scraped, prompts are read at 4 bytes a token,
+/// bookings are counted.
 const BUILT_IN: &[&str] = &[
+    "decode-filter",
+    "prefill-filter",
+    "disagg-headers-handler",
+    "prefill-header-handler",
     "single-profile-handler",
     "metrics-data-source",
     "core-metrics-extractor",
@@ -41,6 +48,9 @@ const BUILT_IN: &[&str] = &[
     "inflight-load-producer",
     PRECISE_PREFIX,
 ];
+
+/// Handlers of profiles: which profile is run for what, and what decides.
+const HANDLERS: &[&str] = &["disagg-profile-handler", "pd-profile-handler"];
 
 const IGNORED: &[&str] = &[
     "passthrough-parser",
@@ -57,8 +67,6 @@ const LACKING: &[&str] = &[
     "label-selector-filter",
     "by-label-selector",
     "by-label",
-    "decode-filter",
-    "prefill-filter",
     "encode-filter",
     "endpoint-attribute-filter",
     "topology-affinity-filter",
@@ -78,14 +86,8 @@ const LACKING: &[&str] = &[
     "multicluster-queue-scorer",
     "multicluster-kv-cache-utilization-scorer",
     "multicluster-prefix-cache-scorer",
-    "disagg-profile-handler",
     "header-profile-handler",
     "data-parallel-profile-handler",
-    "pd-profile-handler",
-    "disagg-headers-handler",
-    "prefill-header-handler",
-    "always-disagg-pd-decider",
-    "prefix-based-pd-decider",
     "always-disagg-multimodal-decider",
     "dcgm-data-source",
     "dcgm-extractor",
@@ -109,14 +111,20 @@ const LACKING: &[&str] = &[
 
 /// What becomes of an llm-d type other than those above; `None` if llm-d has no such type.
 pub fn known(name: &str) -> Option<Known> {
-    [(BUILT_IN, Known::BuiltIn), (IGNORED, Known::Ignored), (LACKING, Known::Lacking)]
-        .into_iter()
-        .find_map(|(names, known)| names.contains(&name).then_some(known))
+    [
+        (HANDLERS, Known::Read),
+        (BUILT_IN, Known::BuiltIn),
+        (IGNORED, Known::Ignored),
+        (LACKING, Known::Lacking),
+    ]
+    .into_iter()
+    .find_map(|(names, known)| names.contains(&name).then_some(known))
 }
 
 /// Every type above, to find the nearest of a name.
 pub fn names() -> Vec<&'static str> {
     let lists = [
+        HANDLERS,
         BUILT_IN,
         IGNORED,
         LACKING,

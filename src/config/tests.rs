@@ -68,7 +68,7 @@ fn kthenas_default_file_becomes_its_pipeline_with_one_warning() {
         effect(&read),
         json!({
             "profile": "default",
-            "filters": ["subset", "health", "least-request"],
+            "filters": ["subset", "role", "health", "least-request"],
             "scorers": [
                 {"name": "least-request", "type": "least-request", "weight": 1.0},
                 {"name": "gpu-usage", "type": "gpu-usage", "weight": 1.0},
@@ -111,7 +111,7 @@ schedulingProfiles:
         effect(&read),
         json!({
             "profile": "default",
-            "filters": ["subset", "health"],
+            "filters": ["subset", "role", "health"],
             "scorers": [
                 {"name": "queue-scorer", "type": "queue-scorer", "weight": 2.0},
                 {"name": "kv", "type": "kv-cache-utilization-scorer", "weight": 1.0},
@@ -143,7 +143,7 @@ fn the_cut_of_a_prefix_cache_scorer_is_translated(
 fn without_profiles_every_instance_takes_part_in_both_its_roles() {
     let read = strict(&picker_config("plugins: [{type: least-request}, {type: random-picker}]\n"));
     let effect = effect(&read);
-    assert_eq!(effect["filters"], json!(["subset", "health", "least-request"]));
+    assert_eq!(effect["filters"], json!(["subset", "role", "health", "least-request"]));
     assert_eq!(effect["scorers"][0]["weight"], json!(1.0));
     assert_eq!(effect["picker"], json!("random-picker"));
     let built_in = self::effect(&strict(&picker_config("")));
@@ -164,10 +164,11 @@ schedulingProfiles:
     };
     let read = strict(&text("prefill"));
     assert_eq!(effect(&read)["scorers"][0]["weight"], json!(5.0));
-    let expected = "5:10 warning one profile is run in this version, `default`, and not `prefill`, `other`";
+    let expected = "6:10 warning one profile is run for outputs in this version, `default`, and not `other`";
     assert_eq!(shown(&read), [expected]);
     let read = strict(&text("prefill").replace("name: default", "name: last"));
-    assert_eq!(effect(&read)["profile"], json!("prefill"));
+    assert_eq!(effect(&read)["profile"], json!("other"));
+    assert_eq!(effect(&read)["prefill"]["profile"], json!("prefill"));
     assert!(
         shown(&strict(&text("other"))).contains(&"6:10 error profile `other` is described twice".to_owned())
     );
@@ -190,6 +191,35 @@ fn of_several_profiles_the_one_that_serves_is_run(#[case] handler: &str, #[case]
     assert_eq!(effect(&lenient(&text))["profile"], json!(expected));
 }
 
+/// Whether requests of a long prompt and of a short one are split, by what a configuration says.
+#[rstest]
+#[case::default("", (true, false))]
+#[case::ours(", {type: always-disagg-pd-decider}", (true, true))]
+#[case::a_threshold(", {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 16}}", (true, true))]
+#[case::a_stage_without_decider(", {type: disagg-profile-handler}, {type: always-disagg-pd-decider}", (false, false))]
+#[case::a_handler(
+    ", {type: disagg-profile-handler, parameters: {deciders: {prefill: d}}}, {type: always-disagg-pd-decider, name: d}",
+    (true, true)
+)]
+#[case::the_older_handler(", {type: pd-profile-handler}, {type: prefix-based-pd-decider}", (false, false))]
+#[case::the_older_handler_with_a_name(
+    ", {type: pd-profile-handler, parameters: {deciderPluginName: d}}, {type: always-disagg-pd-decider, name: d}",
+    (true, true)
+)]
+fn deciders_are_found_as_llm_d_finds_them(#[case] more: &str, #[case] expected: (bool, bool)) {
+    let read = strict(&picker_config(&format!("plugins: [{{type: queue-scorer}}{more}]\n")));
+    let decider = read.pipeline.unwrap_or_else(|| panic!("{:#?}", read.problems)).decider;
+    assert_eq!((decider.is_long_enough(5_000, 5_000), decider.is_long_enough(20, 20)), expected);
+}
+
+#[test]
+fn a_decider_that_is_not_there_is_an_error() {
+    let text = "plugins: [{type: queue-scorer}, {type: break-even-pd-decider}, {type: disagg-profile-handler, \
+                parameters: {deciders: {prefill: break-even-decider}}}]\n";
+    let shown = shown(&strict(&picker_config(text)));
+    assert!(shown[0].contains("no decider is named `break-even-decider`"), "{shown:?}");
+}
+
 /// Without `--allow-unsupported` everything that is missing is named at once.
 #[test]
 fn a_refused_file_names_all_that_it_lacks() {
@@ -207,14 +237,14 @@ schedulingProfiles:
     );
     let errors = |read: &Read| read.problems.iter().filter(|p| p.severity == Severity::Error).count();
     let refused = strict(&text);
-    assert_eq!(errors(&refused), 4, "{:#?}", shown(&refused));
+    assert_eq!(errors(&refused), 1, "{:#?}", shown(&refused));
     let read = lenient(&text);
     assert_eq!(errors(&read), 0, "{:#?}", shown(&read));
     assert_eq!(effect(&read)["scorers"].as_array().unwrap().len(), 1);
     assert_eq!(
         read.problems.len(),
-        4 + 1,
-        "each is named still, and the profile left out: {:#?}",
+        1 + 1,
+        "it is named still, and a profile without scorer: {:#?}",
         shown(&read)
     );
 }
@@ -244,7 +274,7 @@ fn kthenas_lists_give_one_role_each_and_its_rules_of_precedence_hold() {
         shown.iter().any(|line| line.starts_with("11:16 warning scorer `least-request` is listed twice"))
     );
     let effect = effect(&read);
-    assert_eq!(effect["filters"], json!(["subset", "health"]), "only `Filter` makes a filter");
+    assert_eq!(effect["filters"], json!(["subset", "role", "health"]), "only `Filter` makes a filter");
     let weights: Vec<(&str, f64)> = effect["scorers"]
         .as_array()
         .unwrap()
@@ -262,13 +292,13 @@ fn kthenas_lists_give_one_role_each_and_its_rules_of_precedence_hold() {
 fn what_upstream_has_and_we_lack_is_skipped_on_request_and_unknown_names_are_not() {
     let text = picker_config(
         "plugins:
-- type: decode-filter
+- type: encode-filter
 - {type: precise-prefix-cache-producer, name: precise}
 - {type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: precise}}
 - {type: approx-prefix-cache-producer, name: cpu, parameters: {lruCapacityPerServer: 1000}}
 - {type: prefix-cache-scorer, name: tier, parameters: {prefixMatchInfoProducerName: cpu}}
 schedulingProfiles:
-- {name: default, plugins: [{pluginRef: decode-filter}, {pluginRef: prefix-cache-scorer}, {pluginRef: tier}]}
+- {name: default, plugins: [{pluginRef: encode-filter}, {pluginRef: prefix-cache-scorer}, {pluginRef: tier}]}
 ",
     );
     assert!(strict(&text).pipeline.is_none());
@@ -277,7 +307,7 @@ schedulingProfiles:
     assert_eq!(scorers, 2, "one goes by events, one by what was sent");
     assert_eq!(effect(&read)["blocks"]["capacity"], json!(1_000));
     assert_eq!(read.problems.len(), 1, "{:#?}", shown(&read));
-    assert!(lenient(&picker_config("plugins: [{type: decode-filtre}]\n")).pipeline.is_none());
+    assert!(lenient(&picker_config("plugins: [{type: encode-filtre}]\n")).pipeline.is_none());
 }
 
 #[test]
@@ -355,7 +385,7 @@ fn sessions_are_kept_after_every_other_filter_wherever_they_are_listed() {
     let listed = "plugins:\n- {type: session-affinity-filter}\n- {type: lora-affinity}\n- {type: health}\n";
     let pipeline = strict(&picker_config(listed)).pipeline.unwrap();
     let filters: Vec<&str> = pipeline.profile.filters.iter().map(|filter| &*filter.name).collect();
-    assert_eq!(filters, ["subset", "lora-affinity", "health", "session-affinity-filter"]);
+    assert_eq!(filters, ["subset", "role", "lora-affinity", "health", "session-affinity-filter"]);
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::body;
+use super::body::{self, Text};
+use super::split::{Halves, Parted};
 use super::{Arrived, Body, Chunks, Decider, Served, UsageInjection};
 use crate::admission::Permit;
 use crate::admission::limits::Limiting;
@@ -51,14 +52,20 @@ impl Decider {
         ready: Ready,
         mut permit: Option<Permit>,
     ) -> Result<Served, Refusal> {
-        let Ready { mut arrived, request, decoded, routed, pipeline, prompt, seed, limiting } = ready;
+        let Ready { mut arrived, request, mut decoded, routed, pipeline, prompt, seed, limiting } = ready;
         let began = Instant::now();
         let detail = self.detail(seed, &routed);
         let sessions = self.sessions(&pipeline, &arrived.head, &routed.pool);
+        let text = match &routed.pool.disaggregation {
+            Some(_) => body::whole(&arrived.head, &arrived.body, decoded.take(), self.settings.max_body)?,
+            None => None,
+        };
+        let halves = text.as_ref().and_then(|text| self.halves(&request, &routed, text.bytes()));
         let ask = Ask {
             subset: arrived.subset.as_ref(),
             sessions: &sessions,
             only_if_cached: arrived.head.only_if_cached(),
+            may_be_split: halves.as_ref().is_some_and(Halves::may_be_split),
             ..ask(&routed, &request, &prompt, seed, detail)
         };
         let picked = self.scheduler.pick(&pipeline, &routed.pool, &ask)?;
@@ -73,8 +80,20 @@ impl Decider {
             request.rename_model(&routed.target_model, &mut edits);
         }
         let withhold_usage = self.ask_for_usage(&request, &arrived, &routed, &mut edits);
-        let decoded = match decoded {
-            _ if edits.is_empty() => None,
+        record.predict(&prompt, picked.held);
+        record.session = picked.session;
+        record.split = picked.split;
+        if let Some(split) = picked.split {
+            routed.pool.memory.metrics.disaggregation.decided(split);
+        }
+        record.legs.extend(picked.records);
+        let parted = match halves {
+            Some(halves) => halves.part(picked.prefill, &arrived.head, (&record.id, seed), &mut edits),
+            None => Parted::default(),
+        };
+        let will_change = !edits.is_empty() || parted.handoff.is_some();
+        let decoded = match text.and_then(Text::into_decoded).or(decoded) {
+            _ if !will_change => None,
             Some(decoded) => Some(decoded),
             None => body::decoded(&arrived.head, &arrived.body, self.settings.max_body)?,
         };
@@ -82,9 +101,6 @@ impl Decider {
         if let Some(decoded) = decoded {
             arrived.body = Body::Whole(Chunks::of(decoded));
         }
-        record.predict(&prompt, picked.held);
-        record.session = picked.session;
-        record.legs.push(picked.record);
         let uncached = record.prompt_tokens - record.predicted_cached_tokens;
         let key = &self.settings.session_key;
         let tokens = Issuer::of(&pipeline.affinities, key, &routed.pool, &picked.ranked);
@@ -95,6 +111,9 @@ impl Decider {
             reports: Arc::clone(&pipeline.reports),
             ranked: picked.ranked,
             leg: picked.leg,
+            handoff: parted.handoff,
+            by_sidecar: parted.by_sidecar,
+            alone: parted.alone,
             permit,
             head: arrived.head,
             body: arrived.body,
@@ -154,6 +173,7 @@ pub(super) fn ask<'a>(
         sessions: &[],
         subset: None,
         only_if_cached: false,
+        may_be_split: false,
         wanted: routed.pool.traffic.attempts.map_or(RANKED, |attempts| attempts as usize + 1),
         seed,
         detail,

@@ -125,6 +125,20 @@ pub fn decoded(head: &Head, body: &Body, max_body: usize) -> Result<Option<Vec<u
     }
 }
 
+/// The text of a body that is there as a whole; `decoded` is its decoded form, if that is at hand.
+pub fn whole<'a>(
+    head: &Head,
+    body: &'a Body,
+    decoded: Option<Vec<u8>>,
+    max_body: usize,
+) -> Result<Option<Text<'a>>, Refusal> {
+    match (body, decoded) {
+        (Body::Whole(_), Some(decoded)) => Ok(Some(Text::Decoded(decoded))),
+        (Body::Whole(chunks), None) => text(head, chunks, max_body).map(Some),
+        (Body::CutOff(_) | Body::Absent | Body::Unseen, _) => Ok(None),
+    }
+}
+
 fn text<'a>(head: &Head, chunks: &'a Chunks, max_body: usize) -> Result<Text<'a>, Refusal> {
     let Some(value) = head.get("content-encoding") else { return Ok(Text::AsSent(chunks.contiguous())) };
     let encoding = Encoding::from_header(value).map_err(|_| {

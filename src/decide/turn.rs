@@ -21,6 +21,13 @@ pub struct Held {
     ready: Ready,
 }
 
+impl Held {
+    /// Whether its prompt may be computed elsewhere once its turn has come.
+    pub fn may_be_split(&self) -> bool {
+        self.ready.routed.pool.disaggregation.is_some()
+    }
+}
+
 impl Decider {
     /// Lets a request go to its endpoint, or wait.
     pub(super) fn take_turn(&self, record: &mut Record, mut ready: Ready) -> Result<Verdict, Refusal> {

@@ -29,6 +29,7 @@ use crate::admission::identity::Attributes;
 use crate::admission::limits::Limiting;
 use crate::decide::{Arrived, Body, Chunks, Served};
 use crate::decision::Record;
+use crate::prefill::Relayed;
 use crate::refusal::{Reason, Refusal, Standing};
 use crate::request::Edits;
 use crate::request::head::Head;
@@ -94,6 +95,8 @@ pub struct Exchange {
     /// Whether the request has a body, and whether its end has been marked by trailers.
     has_body: bool,
     ended_by_trailers: bool,
+    /// Whether Envoy has been asked to wait longer.
+    holds: bool,
     held: Held,
     max_body: usize,
     started: Instant,
@@ -132,6 +135,7 @@ impl Exchange {
             body: Chunks::default(),
             has_body: true,
             ended_by_trailers: false,
+            holds: false,
             held: Held::new(budget),
             max_body,
             started: now,
@@ -329,11 +333,17 @@ impl Exchange {
         Refusal::new(Reason::BodyTooLarge, why)
     }
 
-    /// The decision takes longer: the request waits for its turn. In full duplex Envoy waits as long as we do.
-    pub fn hold(&self, longest: Option<Duration>, out: &mut Outbox) {
-        if self.modes.request != BodyMode::FullDuplex {
-            out.push_back(reply::wait(longest.unwrap_or(LONGEST_HOLD) + AFTER_HOLD));
+    /// The decision takes longer: the request waits for its turn, or for its prompt to be computed elsewhere. In full duplex
+    /// Envoy waits as long as we do; else it takes the first word only.
+    pub fn hold(&mut self, longest: Option<Duration>, out: &mut Outbox) {
+        if self.modes.request != BodyMode::FullDuplex && !std::mem::replace(&mut self.holds, true) {
+            out.push_back(reply::wait(longest.unwrap_or(LONGEST_HOLD).min(LONGEST_HOLD) + AFTER_HOLD));
         }
+    }
+
+    /// Counts so many more bytes as held for the request; false if that is too much beside all others.
+    pub fn hold_bytes(&mut self, bytes: usize) -> bool {
+        self.held.grow(bytes)
     }
 
     /// The decision: an endpoint serves the request. Takes the body and its edits out of `served`. Refused if a body that
@@ -397,6 +407,12 @@ impl Exchange {
     /// The decision: the picker answers with a JSON body.
     pub fn answer(&mut self, body: String, out: &mut Outbox) {
         out.push_back(reply::answered(body));
+        self.finish();
+    }
+
+    /// The decision: a prefill endpoint has answered.
+    pub fn relay(&mut self, relayed: Relayed, out: &mut Outbox) {
+        out.push_back(reply::relayed(relayed));
         self.finish();
     }
 

@@ -20,6 +20,8 @@ use super::message::{LB_NAMESPACE, OWN_NAMESPACE};
 use crate::admission::limits::Limiting;
 use crate::decide::Served;
 use crate::decision::Record;
+use crate::disagg::sidecar;
+use crate::prefill::Relayed;
 use crate::refusal::{Refusal, Standing};
 use crate::request::head::Head;
 use crate::session::{Carrier, Issuer};
@@ -128,6 +130,14 @@ pub fn mutation(served: &Served, new_length: Option<usize>) -> HeaderMutation {
     if let Some(length) = new_length {
         set.push(set_header("content-length", length.to_string()));
     }
+    if let Some(prefill) = &served.by_sidecar {
+        set.push(set_header(sidecar::HEADER, prefill.ranked[0].endpoint.destination.to_string()));
+    }
+    if let Some(rank) = served.ranked.first().and_then(|endpoint| endpoint.rank_header())
+        && served.ranked.iter().all(|endpoint| endpoint.rank_header() == Some(rank))
+    {
+        set.push(set_header("x-data-parallel-rank", rank.to_string()));
+    }
     if let Some(timeout) = served.traffic.timeout {
         set.push(set_header("x-envoy-upstream-rq-timeout-ms", timeout.as_millis().to_string()));
     }
@@ -219,7 +229,7 @@ pub fn metadata(served: &Served, record: &Record, with_scores: bool) -> Struct {
 
 /// Address -> weighted sum of the scores, of every candidate that no filter dropped.
 fn scores(record: &Record) -> HashMap<String, Value> {
-    let candidates = record.legs.last().into_iter().flat_map(|leg| &leg.rows);
+    let candidates = record.legs.first().into_iter().flat_map(|leg| &leg.rows);
     let candidates = candidates.filter(|row| row.filtered_by.is_none());
     let score = |total: f32| Value { kind: Some(Kind::NumberValue(f64::from(total))) };
     candidates.map(|row| (row.endpoint.to_string(), score(row.total))).collect()
@@ -341,16 +351,23 @@ pub fn answered(body: String) -> ProcessingResponse {
     immediate(200, headers, body, "pilotfish_answered".to_owned())
 }
 
+/// Tells the client what a prefill endpoint said of its request.
+pub fn relayed(relayed: Relayed) -> ProcessingResponse {
+    let content_type = relayed.content_type.map_or("application/json".to_owned(), String::from);
+    let headers = vec![set_header("content-type", content_type)];
+    immediate(relayed.status, headers, relayed.body, "pilotfish_prefill_answered".to_owned())
+}
+
 fn immediate(
     status: u16,
     set_headers: Vec<HeaderValueOption>,
-    body: String,
+    body: impl Into<Vec<u8>>,
     details: String,
 ) -> ProcessingResponse {
     message(Response::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: i32::from(status) }),
         headers: Some(HeaderMutation { set_headers, remove_headers: Vec::new() }),
-        body: body.into_bytes(),
+        body: body.into(),
         details,
         ..ImmediateResponse::default()
     }))

@@ -4,6 +4,7 @@
 //! stream this is dropped, and with it every booking. A panic is answered 503, never by a clean close: after a body,
 //! Envoy takes a clean close for "go on with what you have" and sends an empty body upstream.
 
+mod prefilling;
 mod serving;
 #[cfg(test)]
 mod tests;
@@ -27,8 +28,11 @@ use crate::admission::Permit;
 use crate::admission::limits::Limiting;
 use crate::decide::{Arrived, Decided, Held, Served, Verdict};
 use crate::decision::Record;
+use crate::disagg::Report;
+use crate::prefill;
 use crate::refusal::{Reason, Refusal};
 use crate::state::ObjectName;
+use prefilling::{LegEnd, Prefilling};
 use serving::Serving;
 
 /// Longer than any request waits.
@@ -77,6 +81,8 @@ struct Driver {
     outbox: Outbox,
     deciding: Option<Pin<Box<dyn Future<Output = Decided> + Send>>>,
     waiting: Option<Waiting>,
+    prefilling: Option<Prefilling>,
+    leg_end: Option<LegEnd>,
     timer: Option<(Timer, Pin<Box<Sleep>>)>,
     serving: Option<Serving>,
     started: Instant,
@@ -113,6 +119,8 @@ enum Event {
     Message(Box<ProcessingRequest>),
     Decided(Box<Decided>),
     Turn(Result<Permit, Refusal>),
+    Prefilled(prefill::Outcome),
+    LegEnded(Report),
     Timer(Timer),
     DrainOver,
     /// Envoy reset the stream, or sent a message that cannot be taken.
@@ -142,6 +150,8 @@ impl Driver {
             outbox: Outbox::new(),
             deciding: None,
             waiting: None,
+            prefilling: None,
+            leg_end: None,
             timer: None,
             serving: None,
             started: now,
@@ -169,6 +179,8 @@ impl Driver {
                     self.decided(*decided);
                 }
                 Event::Turn(turn) => self.turn(turn),
+                Event::Prefilled(outcome) => self.prefilled(outcome),
+                Event::LegEnded(report) => self.leg_ended(report),
                 Event::Timer(timer) => self.timeout(timer),
                 Event::DrainOver => self.drain_over(),
                 Event::Failed(status) => self.failed(&status),
@@ -187,6 +199,8 @@ impl Driver {
             },
             decided = poll_option(self.deciding.as_mut()) => Event::Decided(Box::new(decided)),
             turn = poll_turn(self.waiting.as_mut()) => Event::Turn(turn),
+            outcome = poll_option(self.prefilling.as_mut().map(|p| &mut p.run)) => Event::Prefilled(outcome),
+            report = poll_option(self.leg_end.as_mut()) => Event::LegEnded(report),
             timer = poll_timer(&mut self.timer) => Event::Timer(timer),
             () = &mut self.drain_over => Event::DrainOver,
         }
@@ -214,6 +228,7 @@ impl Driver {
             Step::Abandon => {
                 self.deciding = None;
                 self.waiting = None;
+                self.prefilling = None;
                 self.timer = None;
                 self.shared.ledger.aborted.fetch_add(1, Ordering::Relaxed);
             }
@@ -252,7 +267,8 @@ impl Driver {
     /// Lets the request wait for its turn, which takes none of the time for its decision.
     fn wait(&mut self, held: Box<Held>, record: Box<Record>) {
         let longest = held.ticket.longest();
-        self.exchange.hold(longest, &mut self.outbox);
+        let after = if held.may_be_split() { self.shared.prefiller.longest() } else { Duration::ZERO };
+        self.exchange.hold(longest.map(|longest| longest.saturating_add(after)), &mut self.outbox);
         if let Some(longest) = longest {
             self.arm(Timer::Queue, Instant::now() + longest.min(FAR));
         }
@@ -269,23 +285,33 @@ impl Driver {
     }
 
     fn serve(&mut self, mut served: Box<Served>, mut record: Box<Record>) {
+        if let Some(handoff) = served.handoff.take() {
+            return self.hand_off(served, record, *handoff);
+        }
         let now = Instant::now();
         if let Err(refusal) = self.exchange.serve(&mut served, &record, now, &mut self.outbox) {
-            self.exchange.refuse(&refusal, &mut self.outbox);
-            return self.shared.ledger.refused(record, Some(&served.leg.pool), &refusal);
+            return self.refuse_served(&served, record, &refusal);
         }
         if matches!(served.limiting, Limiting::ByEnvoy { .. }) {
             self.shared.metrics.limit_filter.told();
         }
-        record.stages.decision = now.duration_since(self.complete).saturating_sub(record.stages.queue);
+        record.stages.decision =
+            now.duration_since(self.complete).saturating_sub(record.stages.queue + record.stages.prefill);
         self.shared.metrics.decision.observe(record.stages.decision.as_secs_f64());
         served.leg.member.picks.fetch_add(1, Ordering::Relaxed);
         let endpoint = &served.leg.member.endpoint;
         endpoint.predicted_cached_tokens.fetch_add(record.predicted_cached_tokens, Ordering::Relaxed);
         if !self.exchange.sees_response_body() {
-            self.arm(Timer::Prefill, now + served.prefill);
+            let prefill = if record.was_split() { Duration::ZERO } else { served.prefill };
+            self.arm(Timer::Prefill, now + prefill);
         }
         self.serving = Some(Serving { served, record });
+    }
+
+    /// Refuses a request for which an endpoint was booked.
+    fn refuse_served(&mut self, served: &Served, record: Box<Record>, refusal: &Refusal) {
+        self.exchange.refuse(refusal, &mut self.outbox);
+        self.shared.ledger.refused(record, Some(&served.leg.pool), refusal);
     }
 
     fn timeout(&mut self, timer: Timer) {
@@ -338,6 +364,9 @@ impl Driver {
         if self.waiting.is_some() {
             return self.turn(Err(refusal.clone()));
         }
+        if let Some(Prefilling { served, record, .. }) = self.prefilling.take() {
+            return self.refuse_served(&served, record, refusal);
+        }
         self.timer = None;
         self.deciding = None;
         let mut record =
@@ -378,6 +407,8 @@ impl Driver {
     fn after_panic(&mut self) -> ProcessingResponse {
         self.serving = None;
         self.waiting = None;
+        self.prefilling = None;
+        self.leg_end = None;
         let refusal = Refusal::new(Reason::Internal, "the picker failed on this request");
         self.refuse_early(&refusal);
         self.outbox.pop_front().unwrap_or_else(|| super::reply::refused(&refusal))

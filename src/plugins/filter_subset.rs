@@ -37,7 +37,7 @@ impl Filter for Subset {
         }
     }
 
-    fn when_all_are_dropped(&self) -> WhenEmpty {
+    fn when_all_are_dropped(&self, _: &Cycle<'_>) -> WhenEmpty {
         WhenEmpty::RefuseNoEndpoints
     }
 }

@@ -10,7 +10,8 @@ use crate::schedule::plugin::{Instance, Kind, Picker, parameters};
 use crate::schedule::{Candidate, Cycle};
 
 /// Takes one endpoint after the other, whatever the scores, and offers those that follow as alternatives. One turn is
-/// shared by all pools; with endpoints coming and going it stays even only on average.
+/// shared by all pools; with endpoints coming and going it stays even only on average. Prompts, outputs and whole requests
+/// each have their own turn.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {}
@@ -28,13 +29,14 @@ pub const KIND: Kind = Kind {
 /// The picker.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
-    turn: AtomicUsize,
+    /// One for each role.
+    turns: [AtomicUsize; 3],
 }
 
 impl Picker for RoundRobin {
     fn pick(
         &self,
-        _: &Cycle<'_>,
+        cx: &Cycle<'_>,
         candidates: &[Candidate],
         _: &[f32],
         wanted: usize,
@@ -42,7 +44,7 @@ impl Picker for RoundRobin {
         ranked: &mut Vec<u32>,
     ) {
         let n = candidates.len();
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turns[cx.role as usize].fetch_add(1, Ordering::Relaxed);
         ranked.extend((0..wanted.min(n)).map(|next| (turn.wrapping_add(next) % n) as u32));
     }
 }

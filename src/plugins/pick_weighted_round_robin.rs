@@ -65,6 +65,7 @@ impl Picker for WeightedRoundRobin {
 mod tests {
     use super::*;
     use crate::plugins::testing::first_choices;
+    use crate::state::disaggregation::TransferSpec;
     use crate::state::endpoint::{EndpointSpec, EngineKind};
     use crate::state::reservation::tests::pool_of;
     use crate::state::{Endpoint, ObjectName};
@@ -81,6 +82,7 @@ mod tests {
                 engine: EngineKind::Vllm,
                 gpu: crate::state::rates::Speed::default(),
                 event_ports: crate::state::endpoint::EventPorts::default(),
+                transfer: TransferSpec::default(),
                 drain: false,
                 pod: None,
             }))

@@ -124,6 +124,11 @@ impl Head {
         path.split(['?', '#']).next().unwrap_or(path)
     }
 
+    /// The path with its query, `/` if none came.
+    pub fn target(&self) -> &str {
+        self.get(":path").unwrap_or("/")
+    }
+
     /// The length that the client announced.
     pub fn content_length(&self) -> Option<u64> {
         self.get("content-length")?.trim().parse().ok()
@@ -169,12 +174,20 @@ impl Head {
 
     /// Headers present that must not reach the engine.
     pub fn to_remove(&self) -> impl Iterator<Item = &str> {
-        self.headers.iter().map(|(name, _)| name.as_str()).filter(|name| {
-            // Nearly every header of nearly every request ends here: none of ours begins otherwise.
-            (name.starts_with("x-") || *name == "prefer")
-                && (is_control(name) || [&HINTS[..], &PRIVILEGED].iter().any(|list| list.contains(name)))
-        })
+        self.headers.iter().map(|(name, _)| name.as_str()).filter(|name| is_removed(name))
     }
+
+    /// Headers that reach the engine, with their values, but for pseudo headers.
+    pub fn forwarded(&self) -> impl Iterator<Item = (&str, &str)> {
+        let all = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        all.filter(|(name, _)| !name.starts_with(':') && !is_removed(name))
+    }
+}
+
+fn is_removed(name: &str) -> bool {
+    // Nearly every header of nearly every request ends here: none of ours begins otherwise.
+    (name.starts_with("x-") || name == "prefer")
+        && (is_control(name) || [&HINTS[..], &PRIVILEGED].iter().any(|list| list.contains(&name)))
 }
 
 fn cookie_value<'c>(cookie: &'c str, name: &str) -> Option<&'c str> {

@@ -1,5 +1,6 @@
 //! From documents to a world: every problem that a document alone, or all of them together, can show.
 
+mod disaggregation;
 mod events;
 mod limits;
 mod pods;
@@ -57,7 +58,16 @@ const OTHERS: [&str; 8] = [
 /// The annotation that says what `drain` says.
 const DRAIN: &str = "pilotfish.dev/drain";
 /// Annotations of our own that are read.
-const READ_ANNOTATIONS: [&str; 5] = [DRAIN, events::EVENTS, events::REPLAY, speed::WEIGHT, speed::GPU];
+const READ_ANNOTATIONS: [&str; 8] = [
+    DRAIN,
+    events::EVENTS,
+    events::REPLAY,
+    speed::WEIGHT,
+    speed::GPU,
+    disaggregation::BOOTSTRAP_PORT,
+    disaggregation::RANKS,
+    disaggregation::RANK,
+];
 
 /// What a set of files means, and what is wrong with it.
 #[derive(Clone, Debug, Default)]
@@ -389,6 +399,7 @@ impl Reader {
             let written =
                 events::Written { events: spec.kv_events.as_ref(), replay: spec.kv_replay.as_ref() };
             let event_ports = events::ports(written, annotations, address, &mut report);
+            let transfer = disaggregation::transfer(annotations, None, &mut report);
             for key in document.metadata.annotations.keys().filter(|key| key.starts_with("pilotfish.dev/")) {
                 if key == super::tokenizer::ANNOTATION {
                     let place = document.place(&["metadata", "annotations", key]);
@@ -418,6 +429,7 @@ impl Reader {
                 labels: document.metadata.labels.clone(),
                 engine: EngineKind::Vllm,
                 event_ports,
+                transfer,
                 drain: drain || document.spec.drain,
                 pod: None,
             });

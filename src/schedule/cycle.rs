@@ -15,11 +15,12 @@ use crate::index::knowledge::Lookups;
 use crate::refusal::{Reason, Refusal};
 use crate::state::cache::Rung;
 use crate::state::endpoint::Load;
+use crate::state::reservation::Role;
 use crate::state::signals::Millis;
 use crate::state::{Endpoint, Pool, SignalKind};
 
 /// What every plugin of a cycle may look at.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Cycle<'a> {
     /// The pool.
     pub pool: &'a Pool,
@@ -31,10 +32,16 @@ pub struct Cycle<'a> {
     pub staleness: Duration,
     /// Output tokens to expect.
     pub output_tokens: u64,
+    /// What the endpoint is to do for the request.
+    pub role: Role,
+    /// Groups that it may be of, by their numbers; any if none are given.
+    pub groups: Option<&'a [bool]>,
+    /// The member that does the other half.
+    pub peer: Option<u32>,
 }
 
 impl<'a> Cycle<'a> {
-    /// A cycle of this moment.
+    /// A cycle of this moment, for the whole request.
     pub fn new(pool: &'a Pool, ask: &'a Ask<'a>, staleness: Duration) -> Self {
         let each = pool.memory.learned.expected_output(ask.max_tokens);
         Self {
@@ -43,7 +50,16 @@ impl<'a> Cycle<'a> {
             now: Millis::now(),
             staleness,
             output_tokens: each.saturating_mul(u64::from(ask.answers)),
+            role: Role::Serve,
+            groups: None,
+            peer: None,
         }
+    }
+
+    /// The same for one half of the request, at an endpoint of those groups.
+    pub fn half(&self, role: Role, groups: Option<&'a [bool]>) -> Self {
+        let output_tokens = if role == Role::Prefill { 0 } else { self.output_tokens };
+        Self { output_tokens, role, groups, ..*self }
     }
 }
 
@@ -94,6 +110,8 @@ pub struct Workspace {
     others: Vec<u32>,
     /// Scratch space of the lookups of caches.
     pub lookups: Lookups,
+    /// Candidates of a pool that is asked for several halves.
+    all: Vec<Candidate>,
     dropped: Vec<Dropped>,
     verdicts: Vec<Option<&'static str>>,
     /// Raw scores, scorer by scorer.
@@ -147,6 +165,24 @@ impl Workspace {
             held: Held::default(),
             load: member.endpoint.load(cx.now, cx.staleness),
         }));
+    }
+
+    /// Starts again with the candidates of [`Workspace::begin`], as they were kept.
+    pub fn begin_again(&mut self) {
+        self.dropped.clear();
+        self.candidates.clear();
+        self.candidates.extend_from_slice(&self.all);
+    }
+
+    /// Keeps the candidates to begin again with.
+    pub fn keep_all(&mut self) {
+        self.all.clear();
+        self.all.extend_from_slice(&self.candidates);
+    }
+
+    /// The candidate with the highest total.
+    pub fn best(&self) -> Option<usize> {
+        (0..self.candidates.len()).max_by(|&a, &b| self.totals[a].total_cmp(&self.totals[b]).then(b.cmp(&a)))
     }
 
     /// The endpoint behind candidate `at`.
@@ -254,7 +290,7 @@ fn all_dropped(cx: &Cycle<'_>, filter: &NamedFilter, why: &'static str) -> Resul
         )
         .retry_after(Duration::from_secs(1)))
     };
-    match filter.filter.when_all_are_dropped() {
+    match filter.filter.when_all_are_dropped(cx) {
         WhenEmpty::Refuse => refuse(Reason::Filtered),
         WhenEmpty::RefuseNoEndpoints => refuse(Reason::NoEndpoints),
         WhenEmpty::Ignore => {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::plugin::{Filter, Instance, Picker, Scorer, SharedNeeds};
+use super::cost::CostModel;
+use super::plugin::{Filter, Instance, PdDecider, Picker, Scorer, SharedNeeds};
 use crate::index::{ApproximateIndex, TextIndex};
 use crate::prompt::BlockNeeds;
 use crate::session::{Affinity, Binding, Carrier};
@@ -54,11 +55,30 @@ pub struct Profile {
     pub picker: NamedPicker,
 }
 
+impl Profile {
+    /// The model behind its scores, if they are costs and nothing else.
+    pub fn cost_model(&self) -> Option<CostModel> {
+        match &self.scorers[..] {
+            [only] => only.scorer.cost_model(),
+            _ => None,
+        }
+    }
+
+    /// The sum of its weights: the most that a candidate can score.
+    pub fn weights(&self) -> f32 {
+        self.scorers.iter().map(|scored| scored.weight).sum()
+    }
+}
+
 /// All that scheduling is configured by.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
-    /// The profile every request runs.
+    /// The profile every request runs; where requests are split, for who generates the output.
     pub profile: Arc<Profile>,
+    /// The profile for who computes the prompt, where requests are split.
+    pub prefill: Arc<Profile>,
+    /// Whether they are.
+    pub decider: Arc<dyn PdDecider>,
     /// Who was sent which blocks of text, if a plugin of the profile asks.
     pub text: Option<TextIndex>,
     /// Whether a plugin of the profile asks for tokens.
@@ -117,50 +137,120 @@ impl Pipeline {
         self.affinities.iter().any(|affinity| affinity.token().is_some())
     }
 
-    /// Puts a profile together. `subset` and `health` are put in front unless listed. The index of `previous` is kept if
-    /// it cuts prompts in the same way, and its sessions if they are bound in the same way, so that a reload forgets nothing.
+    /// Puts a pipeline of one profile together: it picks who computes prompts as well as who generates outputs. See
+    /// [`Pipeline::assemble_pair`].
     pub fn assemble(
         name: &str,
         parts: Vec<Part>,
         previous: Option<&Pipeline>,
     ) -> Result<Self, PipelineError> {
-        let mut filters = crate::plugins::standing_filters(&parts);
+        let draft = Draft { name: name.into(), parts };
+        Self::assemble_pair(draft, None, previous)
+    }
+
+    /// Puts profiles together: one for whole requests and outputs, and one for prompts unless it is the same. `subset`, `role`
+    /// and `health` are put in front unless listed. The index of `previous` is kept if it cuts prompts in the same way, and its
+    /// sessions if they are bound in the same way, so that a reload forgets nothing.
+    pub fn assemble_pair(
+        serving: Draft,
+        prefill: Option<Draft>,
+        previous: Option<&Pipeline>,
+    ) -> Result<Self, PipelineError> {
+        let mut wanted = Wanted::default();
+        let profile = Arc::new(serving.profile(&mut wanted, previous)?);
+        let prefill = match prefill {
+            Some(draft) => Arc::new(draft.profile(&mut wanted, previous)?),
+            None => Arc::clone(&profile),
+        };
+        let needs = wanted.blocks.or(wanted.held.then_some(BlockNeeds::DEFAULT));
+        let text = needs.map(|needs| {
+            let kept = previous.and_then(|p| p.text.clone()).filter(|text| text.needs == needs);
+            kept.unwrap_or_else(|| TextIndex {
+                needs,
+                routed: Arc::new(ApproximateIndex::new(MOST_TEXT_BLOCKS)),
+            })
+        });
+        Ok(Self {
+            profile,
+            prefill,
+            decider: crate::plugins::default_decider(),
+            text,
+            tokens: wanted.tokens,
+            shared: wanted.shared,
+            heads: wanted.heads,
+            affinities: wanted.affinities,
+            reports: wanted.reports.into(),
+        })
+    }
+
+    /// The same, with what decides which requests are split.
+    pub fn with_decider(self, decider: Arc<dyn PdDecider>) -> Self {
+        Self { decider, ..self }
+    }
+}
+
+/// A profile that is not put together yet.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its plugins.
+    pub parts: Vec<Part>,
+}
+
+/// What the plugins of all profiles need together.
+#[derive(Default)]
+struct Wanted {
+    blocks: Option<BlockNeeds>,
+    tokens: bool,
+    held: bool,
+    shared: Option<SharedNeeds>,
+    heads: SmallVec<[usize; 1]>,
+    affinities: SmallVec<[Arc<Affinity>; 1]>,
+    reports: Vec<Arc<Attribute>>,
+}
+
+impl Wanted {
+    /// Adds what one plugin needs; `previous` lends its sessions.
+    fn add(&mut self, part: &Part, previous: Option<&Pipeline>) -> Result<(), PipelineError> {
+        let needs = &part.instance.needs;
+        let differ = self.blocks.zip(needs.blocks).is_some_and(|(a, b)| a != b)
+            || self.shared.zip(needs.shared).is_some_and(|(a, b)| a != b);
+        if differ {
+            return Err(PipelineError::BlocksDiffer(Arc::clone(&part.name)));
+        }
+        self.blocks = self.blocks.or(needs.blocks);
+        self.shared = self.shared.or(needs.shared);
+        self.tokens |= needs.tokens || needs.held || needs.shared.is_some();
+        self.held |= needs.held;
+        self.heads.extend(needs.head_bytes.filter(|bytes| !self.heads.contains(bytes)));
+        if let Some(binding) = &needs.session
+            && !self.affinities.iter().any(|affinity| affinity.binding == **binding)
+        {
+            let is_cookie = |binding: &Binding| matches!(binding, Binding::Token(Carrier::Cookie(_)));
+            if is_cookie(binding) && self.affinities.iter().any(|affinity| is_cookie(&affinity.binding)) {
+                return Err(PipelineError::SecondCookie(Arc::clone(&part.name)));
+            }
+            let mut before = previous.into_iter().flat_map(|p| &p.affinities);
+            let kept = before.find(|affinity| affinity.binding == **binding);
+            let affinity = kept.map_or_else(|| Arc::new(Affinity::new((**binding).clone())), Arc::clone);
+            self.affinities.push(affinity);
+        }
+        self.reports.extend(part.instance.reports.iter().flatten().cloned());
+        Ok(())
+    }
+}
+
+impl Draft {
+    fn profile(self, wanted: &mut Wanted, previous: Option<&Pipeline>) -> Result<Profile, PipelineError> {
+        let mut filters = crate::plugins::standing_filters(&self.parts);
         // A session that is bound to an endpoint which cannot serve moves: that it cannot must be known before.
         let mut session_filters = Vec::new();
         let mut scorers = Vec::new();
         let mut picker = None;
-        let mut blocks: Option<BlockNeeds> = None;
-        let (mut tokens, mut held) = (false, false);
-        let mut shared: Option<SharedNeeds> = None;
-        let mut heads = SmallVec::new();
-        let mut reports = Vec::new();
-        let mut affinities: SmallVec<[Arc<Affinity>; 1]> = SmallVec::new();
-        for part in parts {
-            match (blocks, part.instance.needs.blocks) {
-                (Some(a), Some(b)) if a != b => return Err(PipelineError::BlocksDiffer(part.name)),
-                (None, Some(needs)) => blocks = Some(needs),
-                _ => {}
-            }
-            let needs = part.instance.needs;
-            if shared.zip(needs.shared).is_some_and(|(a, b)| a != b) {
-                return Err(PipelineError::BlocksDiffer(part.name));
-            }
-            shared = shared.or(needs.shared);
-            tokens |= needs.tokens || needs.held || needs.shared.is_some();
-            held |= needs.held;
-            let binds = needs.session.is_some();
-            if let Some(binding) = needs.session
-                && !affinities.iter().any(|affinity| affinity.binding == *binding)
-            {
-                let is_cookie = |binding: &Binding| matches!(binding, Binding::Token(Carrier::Cookie(_)));
-                if is_cookie(&binding) && affinities.iter().any(|affinity| is_cookie(&affinity.binding)) {
-                    return Err(PipelineError::SecondCookie(part.name));
-                }
-                let mut before = previous.into_iter().flat_map(|p| &p.affinities);
-                let kept = before.find(|affinity| affinity.binding == *binding);
-                affinities.push(kept.map_or_else(|| Arc::new(Affinity::new((*binding).clone())), Arc::clone));
-            }
-            heads.extend(needs.head_bytes.filter(|bytes| !heads.contains(bytes)));
+        for part in self.parts {
+            wanted.add(&part, previous)?;
+            let binds = part.instance.needs.session.is_some();
             if let Some(filter) = part.instance.filter.filter(|_| part.filters) {
                 let named = NamedFilter { name: Arc::clone(&part.name), filter };
                 if binds { session_filters.push(named) } else { filters.push(named) }
@@ -173,7 +263,6 @@ impl Pipeline {
                     scorer,
                 });
             }
-            reports.extend(part.instance.reports.into_iter().flatten());
             if let Some(found) = part.instance.picker {
                 if picker.is_some() {
                     return Err(PipelineError::SecondPicker(part.name));
@@ -183,21 +272,6 @@ impl Pipeline {
         }
         filters.append(&mut session_filters);
         let picker = picker.unwrap_or_else(crate::plugins::default_picker);
-        let text = blocks.or(held.then_some(BlockNeeds::DEFAULT)).map(|needs| {
-            let kept = previous.and_then(|p| p.text.clone()).filter(|text| text.needs == needs);
-            kept.unwrap_or_else(|| TextIndex {
-                needs,
-                routed: Arc::new(ApproximateIndex::new(MOST_TEXT_BLOCKS)),
-            })
-        });
-        Ok(Self {
-            profile: Arc::new(Profile { name: name.into(), filters, scorers, picker }),
-            text,
-            tokens,
-            shared,
-            heads,
-            affinities,
-            reports: reports.into(),
-        })
+        Ok(Profile { name: self.name, filters, scorers, picker })
     }
 }

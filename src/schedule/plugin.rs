@@ -8,6 +8,7 @@ use rand::rngs::SmallRng;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::cost::CostModel;
 use super::cycle::{Candidate, Cycle};
 use crate::prompt::BlockNeeds;
 use crate::session::Binding;
@@ -19,7 +20,7 @@ pub trait Filter: Debug + Send + Sync {
     fn filter(&self, cx: &Cycle<'_>, candidates: &[Candidate], dropped: &mut [Option<&'static str>]);
 
     /// What happens when this filter would leave nobody.
-    fn when_all_are_dropped(&self) -> WhenEmpty {
+    fn when_all_are_dropped(&self, _: &Cycle<'_>) -> WhenEmpty {
         WhenEmpty::Refuse
     }
 }
@@ -40,6 +41,22 @@ pub trait Scorer: Debug + Send + Sync {
     /// Writes a score in [0, 1] for every candidate it has an opinion on, higher is better. `out` arrives filled with NaN,
     /// and what stays NaN abstains: it counts as the mean of the scores this scorer gave to the others.
     fn score(&self, cx: &Cycle<'_>, candidates: &[Candidate], out: &mut [f32]);
+
+    /// The model behind the scores, if they are costs in seconds and nothing else: then the costs of both halves of a request
+    /// can be added up.
+    fn cost_model(&self) -> Option<CostModel> {
+        None
+    }
+}
+
+/// Says whether a prompt is worth computing at another endpoint than the one that generates the output.
+pub trait PdDecider: Debug + Send + Sync {
+    /// Whether a prompt of which the best endpoint for the whole request would have to compute `uncached` tokens may be.
+    /// Asked before anything is known of pairs.
+    fn is_long_enough(&self, uncached: u64, prompt: u64) -> bool;
+
+    /// Whether a pair beats the best endpoint for the whole request, by what the request costs everybody in seconds.
+    fn prefers_pair(&self, uncached: u64, whole_seconds: f64, pair_seconds: f64) -> bool;
 }
 
 /// Chooses among the candidates left.
@@ -98,6 +115,8 @@ pub struct Instance {
     pub scorer: Option<Arc<dyn Scorer>>,
     /// Its picker.
     pub picker: Option<Arc<dyn Picker>>,
+    /// Its decision on disaggregation.
+    pub decider: Option<Arc<dyn PdDecider>>,
     /// What it reports of responses, if it is there for that.
     pub reports: Option<Vec<Arc<Attribute>>>,
     /// What it needs.
@@ -118,6 +137,11 @@ impl Instance {
     /// A picker.
     pub fn picker(picker: impl Picker + 'static) -> Self {
         Self { picker: Some(Arc::new(picker)), ..Self::default() }
+    }
+
+    /// A decider on disaggregation.
+    pub fn decider(decider: impl PdDecider + 'static) -> Self {
+        Self { decider: Some(Arc::new(decider)), ..Self::default() }
     }
 
     /// Says what the plugin needs.

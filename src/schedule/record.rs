@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::pipeline::Profile;
 use crate::state::cache::Rung;
-use crate::state::reservation::Role;
+use crate::state::reservation::{Role, Work};
 
 /// The filter that dropped a candidate.
 #[derive(Clone, Copy, Debug)]
@@ -57,4 +57,19 @@ pub struct LegRecord {
     pub reserved_prefill: u64,
     /// Output tokens booked as decode.
     pub reserved_decode: u64,
+}
+
+impl LegRecord {
+    /// Notes what was booked.
+    pub fn reserve(&mut self, work: Work) {
+        self.reserved_requests = 1;
+        self.reserved_prefill = work.prefill_tokens;
+        self.reserved_decode = work.decode_tokens;
+    }
+
+    /// Notes that the endpoint does the whole request after all.
+    pub fn takes_all(&mut self, work: Work) {
+        self.role = Role::Serve;
+        self.reserve(work);
+    }
 }

@@ -58,7 +58,11 @@ impl Ledger {
         let first_token = progress.time_to_first_token().or(facts.and_then(|f| f.time_to_first_token));
         let first_token = first_token.filter(|_| closing.stream);
         if let Some(first_token) = first_token.filter(|_| (200..300).contains(&status) || status == 0) {
+            let first_token = first_token + closing.record.stages.prefill;
             counted.time_to_first_token.observe(first_token.as_secs_f64());
+        }
+        if let Some(lasted) = closing.lasted.filter(|_| closing.record.was_split()) {
+            counted.disaggregation.decode.observe(lasted.as_secs_f64());
         }
         let usage = settle_usage(&closing, facts, outcome, status);
         if let Some(charge) = closing.charge.take() {

@@ -24,7 +24,10 @@ pub fn rates(closing: &Closing, member: &Member, first_token: Option<Duration>, 
         return;
     }
     let learned = &closing.pool.memory.learned;
-    learned.uncached_tokens.learn(usage.prompt.saturating_sub(usage.cached.unwrap_or(0)) as f64);
+    let split = closing.record.was_split();
+    if !split {
+        learned.uncached_tokens.learn(usage.prompt.saturating_sub(usage.cached.unwrap_or(0)) as f64);
+    }
     let pool = &learned.rates;
     let forecast = match usage.cached {
         Some(cached) => closing.forecast.knowing(usage.prompt, cached),
@@ -37,12 +40,13 @@ pub fn rates(closing: &Closing, member: &Member, first_token: Option<Duration>, 
     match (first_token.map(|first| first.as_secs_f64()), lasted) {
         (Some(first), lasted) => {
             let token = lasted.map(|lasted| (lasted - first).max(0.0) / (usage.completion - 1) as f64);
-            let seen = Pace { first_token: Some(first), token };
+            // The time to the first token is that of the transfer, where the prompt was computed elsewhere.
+            let seen = Pace { first_token: Some(first).filter(|_| !split), token };
             for (rates, speed) in learners {
                 rates.learn(&forecast, &seen, speed, now);
             }
         }
-        (None, Some(lasted)) if !closing.stream => {
+        (None, Some(lasted)) if !closing.stream && !split => {
             for (rates, speed) in learners {
                 rates.learn_whole(&forecast, lasted, usage.completion, speed, now);
             }
@@ -57,7 +61,10 @@ fn was_chosen(closing: &Closing, member: &Member) -> bool {
 
 /// The truth of what each rung had predicted, where the engine reports its cached tokens.
 pub fn truth(closing: &Closing, member: &Member, usage: Usage) {
-    let Some(cached) = usage.cached.filter(|_| usage.prompt > 0 && was_chosen(closing, member)) else {
+    let Some(cached) = usage
+        .cached
+        .filter(|_| usage.prompt > 0 && was_chosen(closing, member) && !closing.record.was_split())
+    else {
         return;
     };
     let reported = (cached as f64 / usage.prompt as f64).min(1.0);

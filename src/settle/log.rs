@@ -1,7 +1,9 @@
 //! The access log: one event a request under the target `pilotfish::access`, as JSON or text by `--log-format`.
 
 use crate::decision::Record;
+use crate::disagg::Fallback;
 use crate::refusal::Refusal;
+use crate::schedule::Split;
 use crate::session::Outcome;
 
 /// The target that turns the access log on and off: `--log-level info,pilotfish::access=off`.
@@ -33,6 +35,10 @@ pub fn served(record: &Record) {
         prompt_tokens = usage.map(|u| u.prompt),
         output_tokens = usage.map(|u| u.completion),
         cached_tokens = usage.and_then(|u| u.cached),
+        prefill_endpoint = record.prefill.as_ref().map(|report| &*report.endpoint),
+        prefill_failure = record.prefill.as_ref().and_then(|report| report.failure).map(Fallback::name),
+        prefill_ms = record.prefill.as_ref().map(|report| millis(report.took)),
+        split = record.split.map(Split::name),
         session = record.session.map(Outcome::name),
         predicted_cached_tokens = record.predicted_cached_tokens,
         usage_source = source,

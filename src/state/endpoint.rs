@@ -13,6 +13,7 @@ use arc_swap::ArcSwapOption;
 use super::ObjectName;
 use super::cache::CacheKnowledge;
 use super::capacity::Capacity;
+use super::disaggregation::TransferSpec;
 use super::health::Health;
 use super::rates::{Rates, Speed};
 use super::seat::Seat;
@@ -185,6 +186,8 @@ pub struct Endpoint {
     pub engine: EngineKind,
     /// Where its KV events come from.
     pub event_ports: EventPorts,
+    /// How KV blocks are transferred from it.
+    pub transfer: TransferSpec,
     /// The pod it runs in; none for those that documents describe.
     pub pod: Option<PodIdentity>,
     live: Arc<Live>,
@@ -215,6 +218,8 @@ pub struct EndpointSpec {
     pub engine: EngineKind,
     /// Where its KV events come from.
     pub event_ports: EventPorts,
+    /// How KV blocks are transferred from it.
+    pub transfer: TransferSpec,
     /// Whether the operator wants no new requests there.
     pub drain: bool,
     /// The pod it runs in; none for those that documents describe.
@@ -252,6 +257,7 @@ impl Endpoint {
             labels: spec.labels,
             engine: spec.engine,
             event_ports: spec.event_ports,
+            transfer: spec.transfer,
             pod: spec.pod,
             live,
         }
@@ -285,6 +291,11 @@ impl Endpoint {
         Speed::of_weight(self.weight).times(self.gpu)
     }
 
+    /// The rank to tell its engine, if it must be told.
+    pub fn rank_header(&self) -> Option<u16> {
+        self.transfer.data_parallel.filter(|ranks| ranks.told).and_then(|ranks| ranks.rank)
+    }
+
     /// Tokens in a block of its KV cache, once it said so.
     pub fn block_tokens(&self) -> Option<usize> {
         let (tokens, _) = self.signals.last(SignalKind::BlockSize, Millis::now())?;
@@ -310,6 +321,7 @@ impl Endpoint {
     pub fn is_unchanged(&self, spec: &EndpointSpec) -> bool {
         self.engine == spec.engine
             && self.event_ports == spec.event_ports
+            && self.transfer == spec.transfer
             && self.labels == spec.labels
             && self.weight.to_bits() == spec.weight.to_bits()
             && self.gpu == spec.gpu
@@ -364,6 +376,7 @@ pub(crate) mod tests {
             labels: BTreeMap::new(),
             engine: EngineKind::Vllm,
             event_ports: EventPorts::default(),
+            transfer: TransferSpec::default(),
             drain: false,
             pod: None,
         }))

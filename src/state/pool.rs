@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::ObjectName;
+use super::disaggregation::Disaggregation;
 use super::endpoint::{Booked, ByAddress, Endpoint};
 use super::rates::{Factors, Rates};
 use crate::metrics::PoolMetrics;
@@ -153,6 +154,8 @@ pub struct Pool {
     pub traffic: TrafficPolicy,
     /// Where its model's tokenizer is; `None` if nothing says so.
     pub tokenizer: Option<TokenizerSource>,
+    /// Who prefills and who decodes; none where every endpoint does both.
+    pub disaggregation: Option<Disaggregation>,
     /// State that survives the snapshot.
     pub memory: Arc<PoolMemory>,
 }
@@ -171,12 +174,32 @@ impl Pool {
             by_address.entry(member.endpoint.address).or_insert(at);
         }
         let label = name.to_string().into();
-        Self { label, name, model, members, by_address, traffic, tokenizer: None, memory }
+        Self {
+            label,
+            name,
+            model,
+            members,
+            by_address,
+            traffic,
+            tokenizer: None,
+            disaggregation: None,
+            memory,
+        }
     }
 
     /// The same pool with the tokenizer of its model.
     pub fn with_tokenizer(self, tokenizer: Option<TokenizerSource>) -> Self {
         Self { tokenizer, ..self }
+    }
+
+    /// The same pool with the roles of its members.
+    pub fn with_disaggregation(self, disaggregation: Option<Disaggregation>) -> Self {
+        Self { disaggregation, ..self }
+    }
+
+    /// Whether member `at` takes whole requests.
+    pub fn serves(&self, at: usize) -> bool {
+        self.disaggregation.as_ref().is_none_or(|roles| roles.serves(at))
     }
 
     /// Whether the endpoint of that slot is a member.

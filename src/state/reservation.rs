@@ -61,13 +61,7 @@ impl Leg {
     /// Books one request with its tokens.
     pub fn book(role: Role, pool: Arc<Pool>, member: Arc<Member>, work: Work) -> Self {
         let probes = member.endpoint.health.begin_probe().then(|| Arc::clone(&member));
-        let booked = Change {
-            requests: 1,
-            prefill_tokens: clamp(work.prefill_tokens),
-            decode_tokens: clamp(work.decode_tokens),
-            decoding: 0,
-            prefill_micros: clamp((work.prefill_seconds * 1e6) as u64),
-        };
+        let booked = Change::of(work);
         let leg = Self { role, pool, member, booked, probes };
         leg.change(booked);
         leg
@@ -87,6 +81,14 @@ impl Leg {
         };
         self.change(moved);
         self.booked = self.booked.plus(moved);
+    }
+
+    /// Books other work in the place of what was booked: the endpoint does the whole request after all.
+    pub fn takes_all(&mut self, work: Work) {
+        let change = Change::of(work);
+        self.change(self.booked.reversed());
+        self.change(change);
+        (self.role, self.booked) = (Role::Serve, change);
     }
 
     /// Moves the booking to the endpoint that really served the request, if that is another one.
@@ -136,6 +138,16 @@ struct Change {
 }
 
 impl Change {
+    fn of(work: Work) -> Self {
+        Self {
+            requests: 1,
+            prefill_tokens: clamp(work.prefill_tokens),
+            decode_tokens: clamp(work.decode_tokens),
+            decoding: 0,
+            prefill_micros: clamp((work.prefill_seconds * 1e6) as u64),
+        }
+    }
+
     fn plus(self, other: Self) -> Self {
         Self {
             requests: self.requests + other.requests,

@@ -52,6 +52,7 @@ impl Crowd {
             sessions: &[],
             subset: None,
             only_if_cached: false,
+            may_be_split: false,
             wanted: 3,
             seed,
             detail: 11,
@@ -69,6 +70,7 @@ fn pool(endpoints: usize) -> Arc<Pool> {
             labels: BTreeMap::new(),
             engine: EngineKind::Vllm,
             event_ports: EventPorts::default(),
+            transfer: pilotfish::state::disaggregation::TransferSpec::default(),
             drain: false,
             pod: None,
         }));

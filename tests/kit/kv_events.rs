@@ -29,6 +29,7 @@ pub fn endpoint(name: &str, address: &str, event_ports: EventPorts) -> Arc<Endpo
         labels: BTreeMap::new(),
         engine: EngineKind::Vllm,
         event_ports,
+        transfer: pilotfish::state::disaggregation::TransferSpec::default(),
         drain: false,
         pod: None,
     }))

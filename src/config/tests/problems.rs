@@ -22,8 +22,8 @@ use rstest::rstest;
     "4:9 error unknown plugin type `decode-filtr` = did you mean `decode-filter`?"
 )]
 #[case(
-    "plugins:\n- type: decode-filter\n",
-    "4:9 error plugin type `decode-filter` is known from llm-d and not available in this version = remove it, or start with --allow-unsupported: it is skipped"
+    "plugins:\n- type: encode-filter\n",
+    "4:9 error plugin type `encode-filter` is known from llm-d and not available in this version = remove it, or start with --allow-unsupported: it is skipped"
 )]
 #[case(
     "plugins: [{type: random}, {type: random}]\n",

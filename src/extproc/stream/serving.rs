@@ -19,6 +19,8 @@ impl Serving {
     /// The engine has begun to decode.
     pub fn prefill_done(&mut self) {
         self.served.leg.prefill_done();
+        // Its sidecar has had the prompt from there.
+        self.served.by_sidecar = None;
     }
 
     /// Moves the booking to the endpoint that Envoy's retries ended at.

@@ -28,6 +28,7 @@ fn shared() -> Arc<Shared> {
         options: super::super::Options::default(),
         body_idle_timeout: Duration::from_secs(1),
         decision_timeout: Duration::from_secs(1),
+        prefiller: Arc::default(),
         drain_over: tokio_util::sync::CancellationToken::new(),
     })
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{DRAIN, Report, events, speed};
+use super::{DRAIN, Report, disaggregation, events, speed};
 use crate::document::{Place, Problem, Problems};
 use crate::resources::pod::{ACTIVE_PORTS, ENGINE_TYPE, Pod, Stage};
 use crate::state::ObjectName;
@@ -55,7 +55,8 @@ pub fn pod_endpoints<'a>(pods: impl Iterator<Item = &'a Pod>, pools: &[PoolSpec]
         for pool in pools.filter(|pool| pool.selects_labels(&pod.name.namespace, &pod.labels)) {
             ports.extend(pod, pool, &mut found.unroutable);
         }
-        let engines = Engines { pod, annotations: merged(pod, &ports.pools) };
+        let several = ports.listened.len() > 1;
+        let engines = Engines { pod, annotations: merged(pod, &ports.pools), several };
         for (port, rank) in ports.listened {
             let address = SocketAddr::new(ip, port);
             if let Some(younger) = taken.get(&address) {
@@ -120,6 +121,8 @@ fn merged<'a>(pod: &'a Pod, pools: &[&PoolSpec]) -> Cow<'a, BTreeMap<String, Str
 struct Engines<'a> {
     pod: &'a Pod,
     annotations: Cow<'a, BTreeMap<String, String>>,
+    /// Whether it runs more than one.
+    several: bool,
 }
 
 impl Engines<'_> {
@@ -132,6 +135,7 @@ impl Engines<'_> {
             speed::speed(None, &self.annotations, &mut report).unwrap_or((1.0, Speed::default()));
         let written = events::Written::default();
         let ports = events::ports(written, &self.annotations, address, &mut report);
+        let transfer = disaggregation::transfer(&self.annotations, self.several.then_some(rank), &mut report);
         if rank == 0 {
             problems.append(&mut found.found);
         }
@@ -143,6 +147,7 @@ impl Engines<'_> {
             labels: labels.clone(),
             engine: engine(labels),
             event_ports: of_rank(ports, rank),
+            transfer,
             drain: self.annotations.get(DRAIN).is_some_and(|value| value == "true"),
             pod: Some(PodIdentity { uid: Arc::clone(uid), rank }),
         }
@@ -184,6 +189,7 @@ mod tests {
             traffic: TrafficPolicy::default(),
             engine: None,
             tokenizer: None,
+            disaggregation: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Located, Origin, READ_ANNOTATIONS, Reader};
+use super::{Located, Origin, READ_ANNOTATIONS, Reader, disaggregation};
 use crate::document::{Problem, Problems};
 use crate::resources::model_server::DEFAULT_RETRY_INTERVAL;
 use crate::resources::{ModelServerSpec, duration, name, tokenizer};
@@ -21,6 +21,8 @@ impl Reader {
             let tokenizer = tokenizer(problems, document);
             self.tokenizer_urls.extend(unlisted(problems, document, tokenizer.as_ref()));
             let selector = &document.spec.workload_selector;
+            let engine = engine(problems, document);
+            let disaggregation = Some(disaggregation::of_server(problems, document, engine));
             let pool = PoolSpec {
                 name: PoolName { kind: PoolKind::ModelServer, object: document.name.clone() },
                 model: document.spec.model.clone().filter(|model| !model.is_empty()),
@@ -28,8 +30,9 @@ impl Reader {
                 annotations: own_annotations(document),
                 ports: document.spec.workload_port.iter().map(|port| port.port).collect(),
                 traffic: traffic_policy(problems, document),
-                engine: engine(problems, document),
+                engine,
                 tokenizer,
+                disaggregation,
             };
             warn_ineffective(problems, document);
             report_selection(
@@ -42,6 +45,8 @@ impl Reader {
             pools.push(pool);
         }
         for document in &self.inference_pools {
+            let problems = &mut self.problems[document.file];
+            let disaggregation = Some(disaggregation::of_pool(problems, document));
             let pool = PoolSpec {
                 name: PoolName { kind: PoolKind::InferencePool, object: document.name.clone() },
                 model: None,
@@ -51,8 +56,8 @@ impl Reader {
                 traffic: TrafficPolicy::default(),
                 engine: None,
                 tokenizer: None,
+                disaggregation,
             };
-            let problems = &mut self.problems[document.file];
             report_selection(problems, document, &pool, &["spec", "selector"], files.then_some(endpoints));
             pools.push(pool);
         }
@@ -174,13 +179,6 @@ fn traffic_policy(problems: &mut Problems, document: &Located<ModelServerSpec>) 
 fn warn_ineffective(problems: &mut Problems, document: &Located<ModelServerSpec>) {
     let spec = &document.spec;
     let mut ineffective = Vec::new();
-    if spec.workload_selector.pd_group.is_some() {
-        ineffective
-            .push((vec!["spec", "workloadSelector", "pdGroup"], "pdGroup has no effect in this version"));
-    }
-    if spec.kv_connector.is_some() {
-        ineffective.push((vec!["spec", "kvConnector"], "kvConnector has no effect in this version"));
-    }
     let protocol = spec.workload_port.as_ref().and_then(|port| port.protocol.as_deref());
     if protocol.is_some_and(|protocol| protocol != "http") {
         let path = vec!["spec", "workloadPort", "protocol"];

@@ -1,0 +1,128 @@
+//! A request that waits while its prompt is computed elsewhere, and what follows.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Driver;
+use super::serving::Serving;
+use crate::decide::Served;
+use crate::decision::Record;
+use crate::disagg::{Fallback, Handoff, Report};
+use crate::prefill::Outcome;
+use crate::refusal::{Reason, Refusal};
+
+/// How long prefill engines keep blocks that nobody fetches: vLLM's `kv_lease_duration`.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// The end of a prefill leg that goes on beside the decode leg.
+pub type LegEnd = Pin<Box<dyn Future<Output = Report> + Send>>;
+
+/// A request whose prompt is being computed elsewhere. Dropping it ends that, and releases what is booked.
+pub struct Prefilling {
+    pub served: Box<Served>,
+    pub record: Box<Record>,
+    pub run: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    /// Where the body takes what the prefill endpoint says.
+    front: usize,
+    began: Instant,
+}
+
+impl Driver {
+    /// Begins the prefill leg. Its time is none of the decision's.
+    pub(super) fn hand_off(&mut self, served: Box<Served>, record: Box<Record>, handoff: Handoff) {
+        if !self.exchange.hold_bytes(handoff.size()) {
+            return self.serve_alone(served, record, Fallback::Buffers);
+        }
+        let prefiller = std::sync::Arc::clone(&self.shared.prefiller);
+        self.exchange.hold(Some(prefiller.longest()), &mut self.outbox);
+        let front = handoff.front;
+        let run = Box::pin(prefiller.run(handoff));
+        self.prefilling = Some(Prefilling { served, record, run, front, began: Instant::now() });
+    }
+
+    pub(super) fn prefilled(&mut self, outcome: Outcome) {
+        let Some(Prefilling { mut served, mut record, front, began, .. }) = self.prefilling.take() else {
+            return;
+        };
+        record.stages.prefill = began.elapsed();
+        match outcome {
+            Outcome::HandedOver(_, report) if record.stages.prefill.saturating_sub(report.took) > LEASE => {
+                record.prefill = Some(Report { failure: Some(Fallback::Late), ..report });
+                self.serve_alone(served, record, Fallback::Late);
+            }
+            Outcome::HandedOver(fields, report) => {
+                served.edits.insert(front, fields.into_bytes());
+                note_success(&served, &record, &report);
+                record.prefill = Some(report);
+                self.serve(served, record);
+            }
+            Outcome::Together(fields, end) => {
+                served.edits.insert(front, fields.into_bytes());
+                self.leg_end = Some(end);
+                self.serve(served, record);
+            }
+            Outcome::Answered(relayed, report) => {
+                let status = relayed.status;
+                record.prefill = Some(report);
+                self.exchange.relay(relayed, &mut self.outbox);
+                self.shared.ledger.relayed(record, &served.leg.pool, status);
+            }
+            Outcome::Failed(reason, report) => {
+                record.prefill = Some(report);
+                self.serve_alone(served, record, reason);
+            }
+        }
+    }
+
+    /// The destination computes the prompt itself, if it can.
+    fn serve_alone(&mut self, mut served: Box<Served>, mut record: Box<Record>, why: Fallback) {
+        served.leg.pool.memory.metrics.disaggregation.fell_back(why);
+        let Some(alone) = served.alone else {
+            let message = format!(
+                "the prompt was to be computed by a prefill endpoint of pool {}, and that failed: {}",
+                served.leg.pool.label,
+                why.name()
+            );
+            let refusal = Refusal::new(Reason::PrefillFailed, message).retry_after(Duration::from_secs(1));
+            return self.refuse_served(&served, record, &refusal);
+        };
+        served.leg.takes_all(alone);
+        served.forecast.own = alone.prefill_seconds;
+        if let Some(leg) = record.legs.first_mut() {
+            leg.takes_all(alone);
+        }
+        self.serve(served, record);
+    }
+
+    /// A prefill leg beside the decode leg has ended. If it failed before anything was seen of a response, the decode engine
+    /// waits for blocks that never come: better an answer now than its timeout.
+    pub(super) fn leg_ended(&mut self, report: Report) {
+        self.leg_end = None;
+        let Some(Serving { mut record, served }) = self.serving.take() else { return };
+        let failure = report.failure;
+        match failure {
+            None => note_success(&served, &record, &report),
+            Some(why) => served.leg.pool.memory.metrics.disaggregation.fell_back(why),
+        }
+        record.prefill = Some(report);
+        match failure {
+            Some(why) if !self.exchange.progress.response_begun => {
+                let message =
+                    format!("the prefill endpoint failed after its request was sent: {}", why.name());
+                let refusal =
+                    Refusal::new(Reason::PrefillFailed, message).retry_after(Duration::from_secs(1));
+                self.refuse_served(&served, record, &refusal);
+            }
+            _ => self.serving = Some(Serving { served, record }),
+        }
+    }
+}
+
+fn note_success(served: &Served, record: &Record, report: &Report) {
+    let prompt = report.usage.map_or(record.prompt_tokens, |usage| usage.prompt);
+    let fetched = prompt.saturating_sub(record.predicted_cached_tokens);
+    served.leg.pool.memory.metrics.disaggregation.handed_over(report.took, fetched);
+}
