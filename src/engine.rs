@@ -3,7 +3,6 @@
 //! It is the stand-in for real engines in end-to-end tests, the quickstart and benches. Many can run in one process.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -15,6 +14,7 @@ mod admin;
 mod cache;
 mod chat;
 mod completions;
+mod config;
 mod error;
 pub mod events;
 mod fault;
@@ -31,97 +31,23 @@ mod scheduler;
 mod server;
 mod sse;
 pub mod tokenizer;
+mod transfer;
 mod vocabulary;
 
+pub use config::EngineConfig;
 pub use events::{EventConfig, EventHashes, EventShape};
 pub use fault::{Fault, Faults, UnknownFault};
 pub use record::RecordedRequest;
 pub use scheduler::Timing;
+pub use transfer::{EngineRole, KvConnector};
 
 use events::Publisher;
 use metrics::Metrics;
 use page::{Page, PageConfig};
 use record::Records;
-use scheduler::{Limits, Scheduler};
+use scheduler::Scheduler;
+use transfer::Transfers;
 use vocabulary::Vocabulary;
-
-/// Longest request unless the cache is smaller, tokens.
-const MAX_MODEL_LEN: u64 = 1 << 20;
-
-/// Everything that shapes one engine.
-#[derive(Clone, Debug)]
-pub struct EngineConfig {
-    /// Address to listen on; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Value of the response header `x-engine-name`; `engine-PORT` when absent.
-    pub name: Option<String>,
-    /// Served names of the base model, at least one; the first labels the metrics.
-    pub models: Vec<String>,
-    /// Names of LoRA adapters.
-    pub loras: Vec<String>,
-    /// Divisor of all times: 1 is realistic, 100 is a hundred times faster.
-    pub speed: f64,
-    /// What a step costs at speed 1.
-    pub timing: Timing,
-    /// KV blocks.
-    pub blocks: u64,
-    /// Tokens per block.
-    pub block_size: u32,
-    /// Sequences in one batch.
-    pub max_running: u32,
-    /// Tokens computed in one step; longer prompts are computed in chunks.
-    pub max_batched_tokens: u32,
-    /// Sequences running and waiting from which on requests get 503 (vLLM: `--max-num-queued-reqs`).
-    pub max_queued: Option<u32>,
-    /// Distinct adapters in one batch.
-    pub max_lora: u32,
-    /// Prompt and answer together, tokens; as much as the cache holds when absent.
-    pub max_model_len: Option<u32>,
-    /// Decides the generated words and the ids.
-    pub seed: u64,
-    /// Faults in force from the start.
-    pub faults: Vec<Fault>,
-    /// Bytes to which unrelated series fill an unfiltered `/metrics` page (a real one has about 60,000); 0 for none.
-    pub page_padding: usize,
-    /// Whether `/metrics` answers whole whatever `?name[]=` asks for, as servers that do not know the query do.
-    pub whole_pages: bool,
-    /// How KV events are published; absent, none are.
-    pub events: Option<EventConfig>,
-    /// How many received requests are kept for inspection.
-    pub recorded: usize,
-    /// A `tokenizer.json`, or a folder with one and its chat template; four bytes are a token when absent.
-    pub tokenizer: Option<PathBuf>,
-    /// Whether `/render` is served (vLLM: `--enable-scale-out`).
-    pub scale_out: bool,
-}
-
-impl Default for EngineConfig {
-    fn default() -> Self {
-        Self {
-            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            name: None,
-            models: vec!["tiny".to_owned()],
-            loras: Vec::new(),
-            speed: 1.0,
-            timing: Timing::default(),
-            blocks: 512,
-            block_size: 16,
-            max_running: 256,
-            max_batched_tokens: 2048,
-            max_queued: None,
-            max_lora: 2,
-            max_model_len: None,
-            seed: 0,
-            faults: Vec::new(),
-            page_padding: 0,
-            whole_pages: false,
-            events: None,
-            recorded: 256,
-            tokenizer: None,
-            scale_out: false,
-        }
-    }
-}
 
 /// Why an engine could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -165,6 +91,8 @@ pub struct EngineState {
     records: Records,
     in_flight: AtomicU64,
     ids: AtomicU64,
+    bootstrap: Option<SocketAddr>,
+    transfers: Transfers,
 }
 
 impl EngineState {
@@ -186,6 +114,26 @@ impl EngineState {
     /// Where KV events are replayed.
     pub fn replay_address(&self) -> Option<SocketAddr> {
         self.publisher.as_ref().and_then(|publisher| publisher.replay())
+    }
+
+    /// Where the bootstrap server of a Mooncake or SGLang prefill engine listens.
+    pub fn bootstrap_address(&self) -> Option<SocketAddr> {
+        self.bootstrap
+    }
+
+    /// The engine as its peers know it (`remote_engine_id`); another one after every restart.
+    pub fn engine_id(&self) -> Arc<str> {
+        self.transfers.identity()
+    }
+
+    /// Prefills whose KV waits to be fetched.
+    pub fn pinned(&self) -> usize {
+        self.transfers.pinned()
+    }
+
+    /// Fetches that this engine completed as the decode side.
+    pub fn transferred(&self) -> u64 {
+        self.transfers.transferred()
     }
 
     /// Leading tokens of a prompt that are cached, in whole blocks: what KV events must add up to. `adapter` and `salt` are
@@ -212,6 +160,8 @@ impl EngineState {
     /// The numbers that `/metrics` shows.
     pub fn metrics(&self) -> Metrics {
         let mut metrics = self.scheduler.metrics();
+        metrics.transfers_failed = self.transfers.failed();
+        metrics.transfers_expired = self.transfers.expired();
         metrics.sleep_level = self.faults.borrow().sleep_level();
         if metrics.sleep_level > 0 {
             // A sleeping vLLM shows no load, even while requests hang in it.
@@ -234,9 +184,13 @@ impl EngineState {
         match fault {
             Fault::Sleep(_) => self.scheduler.clear_cache(),
             // These happen and are over.
-            Fault::Restart => return self.scheduler.restart(),
+            Fault::Restart => {
+                self.transfers.restart(&generation::uuid(self));
+                return self.scheduler.restart();
+            }
             Fault::DropEvents(n) => return drop_events(n, true),
             Fault::LoseEvents(n) => return drop_events(n, false),
+            Fault::Die => self.transfers.clear(),
             _ => {}
         }
         self.faults.send_modify(|faults| faults.set(fault));
@@ -257,34 +211,28 @@ impl EngineState {
 pub struct Engine {
     state: Arc<EngineState>,
     listener: TcpListener,
+    bootstrap: Option<TcpListener>,
     event_ports: Option<events::Ports>,
-}
-
-fn check(config: &EngineConfig) -> Result<u32, EngineError> {
-    let capacity = config.blocks.saturating_mul(u64::from(config.block_size));
-    let rule = |holds: bool, message| if holds { Ok(()) } else { Err(EngineError::Config(message)) };
-    rule(!config.models.is_empty(), "give at least one model name")?;
-    rule(config.speed.is_finite() && config.speed > 0.0, "speed must be greater than 0")?;
-    rule(capacity > 0, "blocks and block_size must be at least 1")?;
-    rule(config.max_running > 0, "max_running must be at least 1")?;
-    rule(config.max_batched_tokens > 0, "max_batched_tokens must be at least 1")?;
-    rule(config.max_lora > 0, "max_lora must be at least 1")?;
-    let max_model_len = config.max_model_len.map_or(capacity.min(MAX_MODEL_LEN), u64::from);
-    rule(max_model_len > 0, "max_model_len must be at least 1")?;
-    rule(max_model_len <= capacity, "max_model_len must fit into blocks * block_size: raise blocks")?;
-    Ok(max_model_len as u32)
 }
 
 impl Engine {
     /// Checks the configuration and opens the port.
     pub async fn bind(config: EngineConfig) -> Result<Self, EngineError> {
-        let max_model_len = check(&config)?;
+        let max_model_len = config.check()?;
         let vocabulary = Vocabulary::load(config.tokenizer.as_deref())?;
         let listen = |source| EngineError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
         let started = generation::unix_seconds();
         let id_seed = xxh3_64_with_seed(&started.to_le_bytes(), config.seed ^ u64::from(address.port()));
+        let bootstrap = match config.bootstrap.filter(|_| config.role != EngineRole::Decode) {
+            Some(port) => {
+                let address = SocketAddr::new(config.listen.ip(), port);
+                let listen = |source| EngineError::Listen { address, source };
+                Some(TcpListener::bind(address).await.map_err(listen)?)
+            }
+            None => None,
+        };
         let page = Page::new(&PageConfig {
             model: &config.models[0],
             blocks: config.blocks,
@@ -293,6 +241,7 @@ impl Engine {
             max_lora: config.max_lora,
             started,
             padding: config.page_padding,
+            nixl: config.connector == Some(KvConnector::Nixl),
         });
         let (mut event_ports, mut publisher) = (None, None);
         if let Some(events) = &config.events {
@@ -310,7 +259,7 @@ impl Engine {
             fingerprint: format!("vllm-0.32.0-{:08x}", xxh3_64_with_seed(b"fingerprint", config.seed) as u32),
             id_seed,
             started,
-            scheduler: Arc::new(Scheduler::new(limits(&config), publisher.clone())),
+            scheduler: Arc::new(Scheduler::new(config.limits(), publisher.clone())),
             publisher,
             faults: watch::Sender::new(Faults::default()),
             page,
@@ -318,12 +267,15 @@ impl Engine {
             records: Records::default(),
             in_flight: AtomicU64::new(0),
             ids: AtomicU64::new(0),
+            bootstrap: bootstrap.as_ref().map(TcpListener::local_addr).transpose().map_err(listen)?,
+            transfers: Transfers::default(),
             config,
         };
+        state.transfers.restart(&generation::uuid(&state));
         for fault in state.config.faults.clone() {
             state.set_fault(fault);
         }
-        Ok(Self { state: Arc::new(state), listener, event_ports })
+        Ok(Self { state: Arc::new(state), listener, bootstrap, event_ports })
     }
 
     /// The address it listens on.
@@ -338,21 +290,7 @@ impl Engine {
 
     /// Serves until `shutdown` resolves or this future is dropped; either cuts the open connections.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), EngineError> {
-        server::run(self.state, self.listener, self.event_ports, shutdown).await
-    }
-}
-
-fn limits(config: &EngineConfig) -> Limits {
-    Limits {
-        blocks: config.blocks,
-        block_size: config.block_size,
-        max_running: config.max_running,
-        max_queued: config.max_queued,
-        max_batched_tokens: config.max_batched_tokens,
-        max_lora: config.max_lora,
-        has_loras: !config.loras.is_empty(),
-        speed: config.speed,
-        timing: config.timing,
+        server::run(self.state, self.listener, self.bootstrap, self.event_ports, shutdown).await
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::engine::{EngineConfig, EventConfig, EventHashes, EventShape, Fault};
+use crate::engine::{EngineConfig, EngineRole, EventConfig, EventHashes, EventShape, Fault, KvConnector};
 
 /// Flags of `engine`.
 #[derive(Debug, Parser)]
@@ -64,6 +64,18 @@ pub struct EngineArgs {
     /// Batches of KV events kept for replay.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub kv_event_history: usize,
+    /// Which phase of a request the engine serves; matters with --kv-connector.
+    #[arg(long, value_name = "ROLE", default_value = "both")]
+    pub role: EngineRole,
+    /// How KV caches move between prefill and decode engines; without it, requests for transfers are ignored.
+    #[arg(long, value_name = "CONNECTOR")]
+    pub kv_connector: Option<KvConnector>,
+    /// Port on which decode engines find a mooncake or sglang prefill engine; 0 picks a free one.
+    #[arg(long, value_name = "PORT", requires = "kv_connector")]
+    pub bootstrap_port: Option<u16>,
+    /// Compute a prompt whose KV cache does not arrive, instead of answering 500.
+    #[arg(long)]
+    pub kv_load_recompute: bool,
     /// A fault from the start; repeatable, and settable at run time by `POST /fault`.
     #[arg(long = "fault", value_name = "KIND[:ARG]")]
     pub faults: Vec<Fault>,
@@ -93,6 +105,10 @@ impl From<EngineArgs> for EngineConfig {
             faults: args.faults,
             tokenizer: args.tokenizer,
             scale_out: args.scale_out,
+            role: args.role,
+            connector: args.kv_connector,
+            bootstrap: args.bootstrap_port,
+            kv_load_recompute: args.kv_load_recompute,
             ..Self::default()
         }
     }

@@ -17,6 +17,7 @@ use super::generation::{Choice, Demand, Generation, Prompt, Usage, parse, quoted
 use super::scheduler::Event;
 use super::sse::{ConnectionReset, Dialect, finish_reason, respond};
 use super::tokenizer::{ChatEnding, Message, decode, render_chat};
+use super::transfer::Fields;
 use crate::request::Api;
 
 #[derive(Deserialize)]
@@ -25,6 +26,7 @@ struct Request {
     messages: Vec<Message>,
     max_tokens: Option<u64>,
     max_completion_tokens: Option<u64>,
+    min_tokens: Option<u64>,
     n: Option<u32>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -71,15 +73,19 @@ pub(super) async fn handle(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: Request = parse(&body)?;
+    StreamOptions::check(request.stream_options, request.stream)?;
     let prompt = request.prompt(&state, &body)?;
-    drop(body);
     let demand = Demand {
+        prefix: "chatcmpl-",
         model: request.model,
         salt: request.cache_salt,
         max_tokens: request.max_completion_tokens.or(request.max_tokens),
+        min_tokens: request.min_tokens,
         choices: request.n.unwrap_or(1),
-        prompt_only: false,
+        transfer: Fields::read(&state, &body)?,
+        ..Demand::default()
     };
+    drop(body);
     let mut generation = start(&state, &headers, &demand, vec![prompt])?;
     let with_ids = request.return_token_ids.unwrap_or(false);
     if request.stream.unwrap_or(false) {
@@ -110,10 +116,11 @@ fn whole(generation: &Generation, choices: &[Choice], fingerprint: &str, with_id
     }
     let Usage { prompt, completion, cached } = generation.usage;
     let (total, created) = (generation.usage.total(), generation.newly_cached());
+    let transfer = generation.transfer_params();
     let prompt_ids = ids(&generation.prompts[0], with_ids);
     let _ = write!(
         out,
-        r#"],"service_tier":null,"system_fingerprint":"{fingerprint}","usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion},"prompt_tokens_details":{{"cached_tokens":{cached},"created_cache_tokens":{created},"multimodal_tokens":null}},"completion_tokens_details":null}},"prompt_logprobs":null,"prompt_token_ids":{prompt_ids},"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}}"#
+        r#"],"service_tier":null,"system_fingerprint":"{fingerprint}","usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion},"prompt_tokens_details":{{"cached_tokens":{cached},"created_cache_tokens":{created},"multimodal_tokens":null}},"completion_tokens_details":null}},"prompt_logprobs":null,"prompt_token_ids":{prompt_ids},"prompt_text":null,"kv_transfer_params":{transfer},"ec_transfer_params":null,"metrics":null}}"#
     );
     out
 }

@@ -16,6 +16,7 @@ use super::generation::{Choice, Demand, Generation, Prompt, Usage, parse, quoted
 use super::scheduler::Event;
 use super::sse::{ConnectionReset, Dialect, finish_reason, respond};
 use super::tokenizer::decode;
+use super::transfer::Fields;
 
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -27,6 +28,11 @@ pub(super) enum PromptField {
 }
 
 impl PromptField {
+    /// Whether the prompts came as a list, be it of one.
+    pub fn is_list(&self) -> bool {
+        matches!(self, Self::Texts(_) | Self::TokenLists(_))
+    }
+
     pub fn prompts(self, state: &EngineState) -> Result<Vec<Prompt>, ApiError> {
         Ok(match self {
             Self::Text(text) => vec![Prompt::text(state, &text)?],
@@ -39,13 +45,40 @@ impl PromptField {
     }
 }
 
+#[derive(Deserialize)]
+struct GivenStreamOptions {
+    include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
+}
+
 /// When a stream reports usage.
 #[derive(Clone, Copy, Default, Deserialize)]
+#[serde(from = "GivenStreamOptions")]
 pub(super) struct StreamOptions {
-    #[serde(default)]
     pub include_usage: bool,
-    #[serde(default)]
     pub continuous_usage_stats: bool,
+    empty: bool,
+}
+
+impl From<GivenStreamOptions> for StreamOptions {
+    fn from(given: GivenStreamOptions) -> Self {
+        Self {
+            include_usage: given.include_usage.unwrap_or(false),
+            continuous_usage_stats: given.continuous_usage_stats.unwrap_or(false),
+            empty: given.include_usage.is_none() && given.continuous_usage_stats.is_none(),
+        }
+    }
+}
+
+impl StreamOptions {
+    /// Refuses options without a stream, as vLLM does; an empty object counts as none.
+    pub fn check(options: Option<Self>, stream: Option<bool>) -> Result<(), ApiError> {
+        if options.is_some_and(|options| !options.empty) && stream != Some(true) {
+            let message = "Stream options can only be defined when `stream=True`.";
+            return Err(ApiError::invalid("stream_options", message));
+        }
+        Ok(())
+    }
 }
 
 #[derive(Deserialize)]
@@ -54,6 +87,7 @@ struct Request {
     prompt: PromptField,
     max_tokens: Option<u64>,
     max_completion_tokens: Option<u64>,
+    min_tokens: Option<u64>,
     n: Option<u32>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -68,14 +102,19 @@ pub(super) async fn handle(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: Request = parse(&body)?;
-    drop(body);
+    StreamOptions::check(request.stream_options, request.stream)?;
     let demand = Demand {
+        prefix: "cmpl-",
         model: request.model,
         salt: request.cache_salt,
         max_tokens: request.max_tokens.or(request.max_completion_tokens),
+        min_tokens: request.min_tokens,
         choices: request.n.unwrap_or(1),
-        prompt_only: false,
+        listed: request.prompt.is_list(),
+        transfer: Fields::read(&state, &body)?,
+        ..Demand::default()
     };
+    drop(body);
     let mut generation = start(&state, &headers, &demand, request.prompt.prompts(&state)?)?;
     let with_ids = request.return_token_ids.unwrap_or(false);
     if request.stream.unwrap_or(false) {
@@ -138,10 +177,10 @@ fn whole(generation: &Generation, choices: &[Choice], fingerprint: &str, with_id
         );
     }
     let Usage { prompt, completion, cached } = generation.usage;
-    let total = generation.usage.total();
+    let (total, transfer) = (generation.usage.total(), generation.transfer_params());
     let _ = write!(
         out,
-        r#"],"service_tier":null,"system_fingerprint":"{fingerprint}","usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion},"prompt_tokens_details":{{"cached_tokens":{cached},"created_cache_tokens":null,"multimodal_tokens":null}},"completion_tokens_details":null}},"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}}"#
+        r#"],"service_tier":null,"system_fingerprint":"{fingerprint}","usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion},"prompt_tokens_details":{{"cached_tokens":{cached},"created_cache_tokens":null,"multimodal_tokens":null}},"completion_tokens_details":null}},"kv_transfer_params":{transfer},"ec_transfer_params":null,"metrics":null}}"#
     );
     out
 }

@@ -20,6 +20,8 @@ pub(super) enum ApiError {
     QueueFull,
     /// 500.
     Dead,
+    /// 500 for one request.
+    Internal(String),
 }
 
 impl ApiError {
@@ -93,6 +95,9 @@ impl ApiError {
                 None,
                 StatusCode::INTERNAL_SERVER_ERROR,
             ),
+            Self::Internal(message) => {
+                body(message, "InternalServerError", None, StatusCode::INTERNAL_SERVER_ERROR)
+            }
         }
     }
 

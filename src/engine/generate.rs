@@ -19,11 +19,13 @@ use super::generation::{Choice, Demand, Generation, Prompt, Usage, parse, quoted
 use super::scheduler::Event;
 use super::sse::{ConnectionReset, Dialect, finish_reason, respond};
 use super::tokenizer::decode;
+use super::transfer::Fields;
 
 #[derive(Default, Deserialize)]
 struct SamplingParams {
     max_tokens: Option<u64>,
     max_new_tokens: Option<u64>,
+    min_tokens: Option<u64>,
     n: Option<u32>,
 }
 
@@ -44,14 +46,17 @@ pub(super) async fn handle(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: Request = parse(&body)?;
-    drop(body);
     let demand = Demand {
+        prefix: "generate-tokens-",
         model: request.model,
         salt: request.cache_salt,
         max_tokens: request.sampling_params.max_tokens.or(request.sampling_params.max_new_tokens),
+        min_tokens: request.sampling_params.min_tokens,
         choices: request.sampling_params.n.unwrap_or(1),
-        prompt_only: false,
+        transfer: Fields::read(&state, &body)?,
+        ..Demand::default()
     };
+    drop(body);
     let mut generation = start(&state, &headers, &demand, vec![Prompt::tokens(request.token_ids)])?;
     if request.stream.unwrap_or(false) {
         let chunks = Chunks {
@@ -76,7 +81,7 @@ fn choice_json(index: usize, reason: &str, tokens: &str, end: Option<usize>) -> 
 
 fn whole(generation: &Generation, choices: &[Choice]) -> String {
     let Usage { prompt, completion, cached } = generation.usage;
-    let total = generation.usage.total();
+    let (total, transfer) = (generation.usage.total(), generation.transfer_params());
     let texts: Vec<String> = choices
         .iter()
         .enumerate()
@@ -86,7 +91,7 @@ fn whole(generation: &Generation, choices: &[Choice]) -> String {
         })
         .collect();
     format!(
-        r#"{{"request_id":{},"model":{},"created":{},"usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion},"prompt_tokens_details":{{"cached_tokens":{cached},"created_cache_tokens":null,"multimodal_tokens":null}},"completion_tokens_details":null}},"prompt_logprobs":null,"prompt_token_id_logprobs":null,"prompt_token_ids":null,"mm_placeholders":null,"metrics":null,"kv_transfer_params":null,"ec_transfer_params":null,"output_mode":"tokens","choices":[{}]}}"#,
+        r#"{{"request_id":{},"model":{},"created":{},"usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion},"prompt_tokens_details":{{"cached_tokens":{cached},"created_cache_tokens":null,"multimodal_tokens":null}},"completion_tokens_details":null}},"prompt_logprobs":null,"prompt_token_id_logprobs":null,"prompt_token_ids":null,"mm_placeholders":null,"metrics":null,"kv_transfer_params":{transfer},"ec_transfer_params":null,"output_mode":"tokens","choices":[{}]}}"#,
         quoted(&format!("generate-tokens-{}", generation.id)),
         quoted(&generation.model),
         generation.created,
@@ -134,19 +139,19 @@ pub(super) async fn handle_sglang(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let request: SglangRequest = parse(&body)?;
-    drop(body);
+    let listed = request.text.is_none() && request.input_ids.as_ref().is_some_and(PromptField::is_list);
     let prompts = match (&request.text, request.input_ids) {
         (Some(text), _) => vec![Prompt::text(&state, text)?],
         (None, Some(ids)) => ids.prompts(&state)?,
         (None, None) => return Err(ApiError::invalid("text", "Either text or input_ids is needed.")),
     };
     let demand = Demand {
-        model: None,
-        salt: None,
         max_tokens: request.sampling_params.max_new_tokens.or(request.sampling_params.max_tokens),
-        choices: 1,
-        prompt_only: false,
+        listed,
+        transfer: Fields::read(&state, &body)?,
+        ..Demand::default()
     };
+    drop(body);
     let mut generation = start(&state, &headers, &demand, prompts)?;
     let started = Instant::now();
     if request.stream.unwrap_or(false) {

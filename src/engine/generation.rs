@@ -13,6 +13,7 @@ use super::EngineState;
 use super::error::ApiError;
 use super::scheduler::{Event, Finish, Work};
 use super::tokenizer::decode;
+use super::transfer::{Ended, Fields, Part, Shape};
 use crate::prompt::tokenizer::Around;
 use crate::request::Api;
 
@@ -54,14 +55,37 @@ impl Prompt {
 
 /// What every API says about an answer.
 pub(super) struct Demand {
+    /// What stands before the unique part of the id of the response.
+    pub prefix: &'static str,
     pub model: Option<String>,
     pub salt: Option<String>,
     /// Longest answer, 16 tokens when absent.
     pub max_tokens: Option<u64>,
+    /// Shortest answer, which only has to fit into the longest.
+    pub min_tokens: Option<u64>,
     /// Answers per prompt.
     pub choices: u32,
+    /// Whether the prompts came as a list.
+    pub listed: bool,
     /// Compute the prompt only.
     pub prompt_only: bool,
+    pub transfer: Fields,
+}
+
+impl Default for Demand {
+    fn default() -> Self {
+        Self {
+            prefix: "",
+            model: None,
+            salt: None,
+            max_tokens: None,
+            min_tokens: None,
+            choices: 1,
+            listed: false,
+            prompt_only: false,
+            transfer: Fields::default(),
+        }
+    }
 }
 
 /// Token counts so far.
@@ -91,6 +115,9 @@ pub(super) struct Generation {
     choices: u32,
     open: u32,
     seen: Vec<bool>,
+    finishes: Vec<Finish>,
+    part: Part,
+    transfer_params: String,
     events: mpsc::UnboundedReceiver<Event>,
     state: Arc<EngineState>,
 }
@@ -98,6 +125,9 @@ pub(super) struct Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         self.state.in_flight.fetch_sub(1, Relaxed);
+        // Sequences that wait for KV have no step to notice it in.
+        self.events.close();
+        self.state.scheduler.wake();
     }
 }
 
@@ -125,6 +155,12 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 pub(super) fn unique(state: &EngineState) -> String {
     let number = state.ids.fetch_add(1, Relaxed);
     format!("{:016x}", xxh3_64_with_seed(&number.to_le_bytes(), state.id_seed))
+}
+
+/// An identity that no other start of an engine has.
+pub(super) fn uuid(state: &EngineState) -> String {
+    let (a, b) = (unique(state), unique(state));
+    format!("{}-{}-4{}-a{}-{}", &a[..8], &a[8..12], &a[13..], &b[1..4], &b[4..])
 }
 
 pub(super) fn unix_seconds() -> f64 {
@@ -170,17 +206,24 @@ fn check_length(state: &EngineState, prompt: usize, max_tokens: u64) -> Result<(
     Ok(())
 }
 
-/// Queues a request.
-pub(super) fn start(
-    state: &Arc<EngineState>,
-    headers: &HeaderMap,
+/// What is checked of every request before it is queued: served name, adapter and longest answer.
+fn check(
+    state: &EngineState,
     demand: &Demand,
-    prompts: Vec<Prompt>,
-) -> Result<Generation, ApiError> {
+    prompts: &[Prompt],
+) -> Result<(String, Arc<str>, u64), ApiError> {
     let (model, adapter) = resolve(state, demand.model.as_deref())?;
     let max_tokens = if demand.prompt_only { 0 } else { demand.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) };
     if max_tokens == 0 && !demand.prompt_only {
         return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1, got 0."));
+    }
+    if let Some(min_tokens) = demand.min_tokens.filter(|min_tokens| *min_tokens > max_tokens) {
+        return Err(ApiError::BadRequest {
+            message: format!(
+                "min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+            ),
+            parameter: None,
+        });
     }
     if demand.choices == 0 || demand.choices > 1024 {
         return Err(ApiError::invalid("n", format!("n must be between 1 and 1024, got {}.", demand.choices)));
@@ -188,43 +231,87 @@ pub(super) fn start(
     if prompts.is_empty() {
         return Err(ApiError::invalid("prompt", "At least one prompt is needed."));
     }
-    let salt: Arc<str> = demand.salt.as_deref().unwrap_or_default().into();
-    let mut works = Vec::with_capacity(prompts.len() * demand.choices as usize);
-    let mut usage = Usage::default();
-    for prompt in &prompts {
-        check_length(state, prompt.tokens.len(), max_tokens)?;
-        usage.prompt += prompt.tokens.len() as u32;
-        let seed = prompt_seed(state.config.seed, &prompt.tokens);
-        works.extend((0..demand.choices).map(|choice| Work {
-            tokens: prompt.tokens.clone(),
-            adapter: adapter.clone(),
-            salt: salt.clone(),
-            max_tokens: max_tokens as u32,
-            stop_after: prompt.stop_after,
-            seed: seed ^ u64::from(choice),
-            choices: demand.choices,
-        }));
-    }
-    let sequences = works.len() as u32;
-    let events = state.scheduler.submit(works).map_err(|_| ApiError::QueueFull)?;
-    state.in_flight.fetch_add(1, Relaxed);
+    prompts.iter().try_for_each(|prompt| check_length(state, prompt.tokens.len(), max_tokens))?;
+    Ok((model, adapter, max_tokens))
+}
+
+/// Queues a request.
+pub(super) fn start(
+    state: &Arc<EngineState>,
+    headers: &HeaderMap,
+    demand: &Demand,
+    prompts: Vec<Prompt>,
+) -> Result<Generation, ApiError> {
     let id = headers
         .get("x-request-id")
         .and_then(|id| id.to_str().ok())
         .map_or_else(|| unique(state), str::to_owned);
+    let response_id = format!("{}{id}", demand.prefix);
+    let shape = Shape { id: &response_id, prompts: &prompts, listed: demand.listed };
+    let part = Part::plan(state, &demand.transfer, &shape);
+    let (checked, mut part) = match (check(state, demand, &prompts), part) {
+        (Ok(checked), part) => (checked, part?),
+        (Err(error), part) => {
+            part.unwrap_or_default().reject(state);
+            return Err(error);
+        }
+    };
+    let works = works(state, demand, &prompts, &checked, &mut part);
+    let sequences = works.len() as u32;
+    let Ok(events) = state.scheduler.submit(works) else {
+        part.reject(state);
+        return Err(ApiError::QueueFull);
+    };
+    state.in_flight.fetch_add(1, Relaxed);
+    let prompt = prompts.iter().map(|prompt| prompt.tokens.len() as u32).sum();
     Ok(Generation {
         id,
         created: unix_seconds() as u64,
-        model,
-        usage,
+        model: checked.0,
+        usage: Usage { prompt, ..Usage::default() },
         prompts: prompts.into_iter().map(|prompt| prompt.tokens).collect(),
         sequences,
         choices: demand.choices,
         open: sequences,
         seen: vec![false; sequences as usize],
+        finishes: vec![Finish::Error; sequences as usize],
+        part,
+        transfer_params: "null".to_owned(),
         events,
         state: state.clone(),
     })
+}
+
+/// One sequence for every choice of every prompt.
+fn works(
+    state: &EngineState,
+    demand: &Demand,
+    prompts: &[Prompt],
+    (_, adapter, max_tokens): &(String, Arc<str>, u64),
+    part: &mut Part,
+) -> Vec<Work> {
+    let salt: Arc<str> = demand.salt.as_deref().unwrap_or_default().into();
+    let prefill_only = part.ends_with_prefill();
+    let mut works = Vec::with_capacity(prompts.len() * demand.choices as usize);
+    for prompt in prompts {
+        let seed = prompt_seed(state.config.seed, &prompt.tokens);
+        for choice in 0..demand.choices {
+            let mut work = Work {
+                tokens: prompt.tokens.clone(),
+                adapter: adapter.clone(),
+                salt: salt.clone(),
+                max_tokens: if prefill_only { 1 } else { *max_tokens as u32 },
+                stop_after: prompt.stop_after.filter(|_| !prefill_only),
+                seed: seed ^ u64::from(choice),
+                choices: demand.choices,
+                arrival: None,
+                kept: None,
+            };
+            part.attach(state, &mut work);
+            works.push(work);
+        }
+    }
+    works
 }
 
 fn prompt_seed(seed: u64, tokens: &[u32]) -> u64 {
@@ -236,34 +323,56 @@ fn prompt_seed(seed: u64, tokens: &[u32]) -> u64 {
 
 impl Generation {
     /// The next event, or nothing once every sequence has ended. `usage` then includes it.
-    pub async fn next(&mut self) -> Option<Event> {
+    pub async fn next(&mut self) -> Result<Option<Event>, ApiError> {
         if self.open == 0 {
-            return None;
+            return Ok(None);
         }
-        let event = self.events.recv().await?;
+        self.part.load(&self.state).await?;
+        let Some(event) = self.events.recv().await else { return Ok(None) };
         self.usage.completion += u32::from(event.token.is_some());
         let seen = &mut self.seen[event.choice as usize];
         if !std::mem::replace(seen, true) && event.choice % self.choices == 0 {
             self.usage.cached += event.cached;
         }
-        self.open -= u32::from(event.finish.is_some());
-        Some(event)
+        if let Some(finish) = event.finish {
+            if finish == Finish::Error {
+                return Err(ApiError::Dead);
+            }
+            self.finishes[event.choice as usize] = finish;
+            self.open -= 1;
+            if self.open == 0 {
+                self.finish().await?;
+            }
+        }
+        Ok(Some(event))
+    }
+
+    async fn finish(&mut self) -> Result<(), ApiError> {
+        let ended = Ended {
+            prompts: &self.prompts,
+            choices: self.choices,
+            finishes: &self.finishes,
+            cached: self.usage.cached,
+        };
+        self.transfer_params = self.part.finish(&self.state, &ended).await?;
+        Ok(())
+    }
+
+    /// The member `kv_transfer_params` of a whole answer, as JSON.
+    pub fn transfer_params(&self) -> &str {
+        &self.transfer_params
     }
 
     /// Waits for the whole answer.
     pub async fn collect(&mut self) -> Result<Vec<Choice>, ApiError> {
         let mut choices: Vec<Choice> = (0..self.sequences).map(|_| Choice::default()).collect();
-        while let Some(event) = self.next().await {
+        while let Some(event) = self.next().await? {
             let choice = &mut choices[event.choice as usize];
             if let Some(token) = event.token {
                 choice.tokens.push(token);
                 choice.text.push_str(&decode(token));
             }
-            match event.finish {
-                Some(Finish::Error) => return Err(ApiError::Dead),
-                Some(finish) => choice.stopped = finish == Finish::Stop,
-                None => {}
-            }
+            choice.stopped |= event.finish == Some(Finish::Stop);
         }
         if self.open > 0 {
             return Err(ApiError::Dead);

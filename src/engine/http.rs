@@ -10,13 +10,14 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName
 use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use bytes::Bytes;
 
 use super::error::{ApiError, json_response};
 use super::fault::{Fault, Faults};
 use super::record::{RecordedRequest, hex};
 use super::sse::ConnectionReset;
+use super::transfer::channel;
 use super::{EngineState, admin, chat, completions, generate, messages, pooling, responses};
 
 pub(super) use axum::http::Request as HttpRequest;
@@ -25,7 +26,7 @@ pub(super) use axum::http::Request as HttpRequest;
 const MAX_BODY: usize = 128 << 20;
 
 /// Paths whose requests are not recorded, because probes would push out what tests look for.
-const UNRECORDED: [&str; 8] = [
+const UNRECORDED: [&str; 9] = [
     "/metrics",
     "/health",
     "/ping",
@@ -34,6 +35,7 @@ const UNRECORDED: [&str; 8] = [
     "/fault",
     "/debug/requests",
     "/kv_event_sources",
+    channel::PATH,
 ];
 
 /// Paths that work whatever fault is in force.
@@ -57,6 +59,7 @@ pub(super) fn router(state: &Arc<EngineState>) -> Router {
         .route("/v2/rerank", post(pooling::rerank))
         .route("/inference/v1/generate", post(generate::handle))
         .route("/generate", post(generate::handle_sglang))
+        .route(channel::PATH, put(channel::fetch))
         .route("/tokenize", post(admin::tokenize))
         .route("/v1/models", get(admin::models))
         .route("/health", get(admin::health))

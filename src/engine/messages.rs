@@ -16,6 +16,7 @@ use super::generation::{Demand, Generation, Prompt, Usage, parse, quoted, resolv
 use super::scheduler::{Event, Finish};
 use super::sse::{ConnectionReset, Dialect, respond};
 use super::tokenizer::{ChatEnding, Content, Message, decode, render_chat};
+use super::transfer::Fields;
 use crate::request::Api;
 
 #[derive(Deserialize)]
@@ -45,14 +46,15 @@ pub(super) async fn handle(
     let request: Request = parse(&body)?;
     let text = text(request.system, request.messages);
     let prompt = Prompt::conversation(&state, Api::Messages, &body, &text)?;
-    drop(body);
     let demand = Demand {
+        prefix: "chatcmpl-",
         model: request.model,
         salt: request.cache_salt,
         max_tokens: request.max_tokens,
-        choices: 1,
-        prompt_only: false,
+        transfer: Fields::read(&state, &body)?,
+        ..Demand::default()
     };
+    drop(body);
     let mut generation = start(&state, &headers, &demand, vec![prompt])?;
     if request.stream.unwrap_or(false) {
         let id = quoted(&format!("chatcmpl-{}", generation.id));
@@ -91,8 +93,13 @@ fn final_usage(usage: &Usage) -> String {
 }
 
 fn whole(generation: &Generation, text: &str, stopped: bool) -> String {
+    // Alone among the APIs it leaves the member out when there is nothing to say.
+    let transfer = match generation.transfer_params() {
+        "null" => String::new(),
+        params => format!(r#","kv_transfer_params":{params}"#),
+    };
     format!(
-        r#"{{"id":{},"type":"message","role":"assistant","content":[{{"type":"text","text":{}}}],"model":{},"stop_reason":"{}","usage":{}}}"#,
+        r#"{{"id":{},"type":"message","role":"assistant","content":[{{"type":"text","text":{}}}],"model":{},"stop_reason":"{}","usage":{}{transfer}}}"#,
         quoted(&format!("chatcmpl-{}", generation.id)),
         quoted(text),
         quoted(&generation.model),

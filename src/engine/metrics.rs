@@ -52,13 +52,20 @@ pub struct Metrics {
     pub sleep_level: u8,
     pub prefix_cache_queries: u64,
     pub prefix_cache_hits: u64,
+    pub external_cache_queries: u64,
+    pub external_cache_hits: u64,
     pub num_preemptions: u64,
     pub prompt_tokens: u64,
+    /// Found in this engine's own cache.
     pub prompt_tokens_cached: u64,
+    /// Computed by another engine.
+    pub prompt_tokens_transferred: u64,
     pub generation_tokens: u64,
     pub finished_stop: u64,
     pub finished_length: u64,
     pub rejected_requests: u64,
+    pub transfers_failed: u64,
+    pub transfers_expired: u64,
     pub request_prompt_tokens: Histogram,
     pub request_generation_tokens: Histogram,
     pub iteration_tokens: Histogram,
@@ -89,13 +96,18 @@ impl Default for Metrics {
             sleep_level: 0,
             prefix_cache_queries: 0,
             prefix_cache_hits: 0,
+            external_cache_queries: 0,
+            external_cache_hits: 0,
             num_preemptions: 0,
             prompt_tokens: 0,
             prompt_tokens_cached: 0,
+            prompt_tokens_transferred: 0,
             generation_tokens: 0,
             finished_stop: 0,
             finished_length: 0,
             rejected_requests: 0,
+            transfers_failed: 0,
+            transfers_expired: 0,
             request_prompt_tokens: Histogram::new(TOKENS),
             request_generation_tokens: Histogram::new(TOKENS),
             iteration_tokens: Histogram::new(STEP_TOKENS),
@@ -210,12 +222,12 @@ pub(super) static FAMILIES: &[Family] = &[
     family(
         "vllm:external_prefix_cache_queries",
         "Tokens looked up in an external cache.",
-        Counter(|_, v| v.push(0.0)),
+        Counter(|m, v| v.push(m.external_cache_queries as f64)),
     ),
     family(
         "vllm:external_prefix_cache_hits",
         "Tokens found in an external cache.",
-        Counter(|_, v| v.push(0.0)),
+        Counter(|m, v| v.push(m.external_cache_hits as f64)),
     ),
     family("vllm:num_preemptions", "Preempted requests.", Counter(|m, v| v.push(m.num_preemptions as f64))),
     family(
@@ -229,20 +241,24 @@ pub(super) static FAMILIES: &[Family] = &[
         "source",
         &["local_compute", "local_cache_hit", "external_kv_transfer"],
         Counter(|m, v| {
-            v.extend([(m.prompt_tokens - m.prompt_tokens_cached) as f64, m.prompt_tokens_cached as f64, 0.0]);
+            let (cached, transferred) = (m.prompt_tokens_cached, m.prompt_tokens_transferred);
+            let computed = m.prompt_tokens - cached - transferred;
+            v.extend([computed as f64, cached as f64, transferred as f64]);
         }),
     ),
     family(
         "vllm:prompt_tokens_cached",
         "Prompt tokens that were cached.",
-        Counter(|m, v| v.push(m.prompt_tokens_cached as f64)),
+        Counter(|m, v| v.push((m.prompt_tokens_cached + m.prompt_tokens_transferred) as f64)),
     ),
     labelled(
         "vllm:prompt_tokens_cached_by_source",
         "Cached prompt tokens by the tier that held them.",
         "source",
         &["device", "host", "p2p", "disk", "external_unspecified"],
-        Counter(|m, v| v.extend([m.prompt_tokens_cached as f64, 0.0, 0.0, 0.0, 0.0])),
+        Counter(|m, v| {
+            v.extend([m.prompt_tokens_cached as f64, 0.0, m.prompt_tokens_transferred as f64, 0.0, 0.0]);
+        }),
     ),
     family("vllm:generation_tokens", "Generated tokens.", Counter(|m, v| v.push(m.generation_tokens as f64))),
     labelled(
@@ -318,6 +334,20 @@ pub(super) static FAMILIES: &[Family] = &[
         "vllm:request_prefill_kv_computed_tokens",
         "Prompt tokens per request that were computed, not cached.",
         Buckets(|m| &m.request_prefill_kv_computed_tokens),
+    ),
+];
+
+/// What an engine with NIXL counts besides.
+pub(super) static NIXL_FAMILIES: &[Family] = &[
+    family(
+        "vllm:nixl_num_failed_transfers",
+        "Transfers that failed.",
+        Counter(|m, v| v.push(m.transfers_failed as f64)),
+    ),
+    family(
+        "vllm:nixl_num_kv_expired_reqs",
+        "Prefills whose KV was released unread.",
+        Counter(|m, v| v.push(m.transfers_expired as f64)),
     ),
 ];
 

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::metrics::{ADMISSION_REJECTIONS, FAMILIES, Metrics, Source};
+use super::metrics::{ADMISSION_REJECTIONS, FAMILIES, Family, Metrics, NIXL_FAMILIES, Source};
 
 /// Media type of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=1.0.0; charset=utf-8";
@@ -22,6 +22,8 @@ struct Group {
 struct Section {
     header: String,
     groups: Vec<Group>,
+    /// Where the values come from, unless every group is fixed.
+    source: Option<&'static Source>,
 }
 
 /// The page of one engine without its numbers.
@@ -49,6 +51,8 @@ pub struct PageConfig<'a> {
     pub started: f64,
     /// Size to which unrelated series fill an unfiltered page, bytes.
     pub padding: usize,
+    /// Whether it has NIXL's families.
+    pub nixl: bool,
 }
 
 fn escape(value: &str) -> String {
@@ -99,10 +103,10 @@ fn header(name: &str, kind: &str, help: &str) -> String {
 
 fn fixed(name: &str, kind: &str, help: &str, lines: Vec<String>) -> Section {
     let group = Group { name: name.to_owned(), header: String::new(), prefixes: lines, fixed: true };
-    Section { header: header(name, kind, help), groups: vec![group] }
+    Section { header: header(name, kind, help), groups: vec![group], source: None }
 }
 
-fn section(family: &super::metrics::Family, config: &PageConfig<'_>) -> Section {
+fn section(family: &'static Family, config: &PageConfig<'_>) -> Section {
     let base: &[(&str, &str)] = if family.name == ADMISSION_REJECTIONS {
         &[("model_name", config.model)]
     } else {
@@ -125,14 +129,17 @@ fn section(family: &super::metrics::Family, config: &PageConfig<'_>) -> Section 
         let prefixes = series.iter().map(line).collect();
         Group { header: header(&name, "gauge", family.help), prefixes, fixed: true, name }
     };
+    let source = Some(&family.source);
     match family.source {
         Source::Gauge(_) => Section {
+            source,
             header: header(family.name, "gauge", family.help),
             groups: vec![group(family.name.to_owned())],
         },
         Source::Counter(_) => {
             let name = format!("{}_total", family.name);
-            Section { header: header(&name, "counter", family.help), groups: vec![group(name), created()] }
+            let header = header(&name, "counter", family.help);
+            Section { source, header, groups: vec![group(name), created()] }
         }
         Source::Histogram(read) => {
             let name = format!("{}_bucket", family.name);
@@ -147,6 +154,7 @@ fn section(family: &super::metrics::Family, config: &PageConfig<'_>) -> Section 
             let rest =
                 [group(format!("{}_count", family.name)), group(format!("{}_sum", family.name)), created()];
             Section {
+                source,
                 header: header(family.name, "histogram", family.help),
                 groups: [buckets].into_iter().chain(rest).collect(),
             }
@@ -210,7 +218,8 @@ impl Page {
         let start = format!("{start_name} {}\n", bound(config.started));
         let mut sections =
             vec![fixed(start_name, "gauge", "Start of the process, Unix seconds.", vec![start])];
-        sections.extend(FAMILIES.iter().map(|family| section(family, config)));
+        let nixl = if config.nixl { NIXL_FAMILIES } else { &[] };
+        sections.extend(FAMILIES.iter().chain(nixl).map(|family| section(family, config)));
         let lora_header = header(
             "vllm:lora_requests_info",
             "gauge",
@@ -254,14 +263,13 @@ impl Page {
         let wanted = |name: &str| names.is_none_or(|names| names.iter().any(|n| n == name));
         let mut out = String::with_capacity(self.last_size.load(Relaxed).max(512));
         let mut values = Vec::with_capacity(32);
-        let offset = self.sections.len() - FAMILIES.len();
-        for (index, section) in self.sections.iter().enumerate() {
+        for section in &self.sections {
             if !section.groups.iter().any(|group| wanted(&group.name)) {
                 continue;
             }
             values.clear();
-            if let Some(family) = index.checked_sub(offset).map(|index| &FAMILIES[index]) {
-                family_values(&family.source, metrics, &mut values);
+            if let Some(source) = section.source {
+                family_values(source, metrics, &mut values);
             }
             section.write(&mut out, &values, wanted);
         }

@@ -54,7 +54,7 @@ async fn compute(
     model: Option<String>,
     prompts: Vec<Prompt>,
 ) -> Result<Generation, ApiError> {
-    let demand = Demand { model, salt: None, max_tokens: None, choices: 1, prompt_only: true };
+    let demand = Demand { model, prompt_only: true, ..Demand::default() };
     let mut generation = start(state, headers, &demand, prompts)?;
     generation.collect().await?;
     Ok(generation)

@@ -16,6 +16,7 @@ use super::generation::{Demand, Generation, Prompt, Usage, parse, quoted, start,
 use super::scheduler::{Event, Finish};
 use super::sse::{ConnectionReset, Dialect, respond};
 use super::tokenizer::{ChatEnding, Content, Message, decode, render_chat};
+use super::transfer::Fields;
 use crate::request::Api;
 
 #[derive(Deserialize)]
@@ -55,11 +56,12 @@ pub(super) async fn handle(
         Input::Items(items) => messages.extend(items),
     }
     let demand = Demand {
+        prefix: "resp_",
         model: request.model,
         salt: request.cache_salt,
         max_tokens: request.max_output_tokens,
-        choices: 1,
-        prompt_only: false,
+        transfer: Fields::read(&state, &body)?,
+        ..Demand::default()
     };
     let text = render_chat(&messages, ChatEnding::GenerationPrompt);
     let prompt = Prompt::conversation(&state, Api::Responses, &body, &text)?;
@@ -101,15 +103,15 @@ struct Envelope {
 }
 
 impl Envelope {
-    fn object(&self, incomplete: &str, output: &str, status: &str, usage: &str) -> String {
+    fn object(&self, incomplete: &str, output: &str, status: &str, usage: &str, transfer: &str) -> String {
         let Self { id, created, model, instructions, temperature, top_p, max_output_tokens, .. } = self;
         format!(
-            r#"{{"id":{id},"created_at":{created},"incomplete_details":{incomplete},"instructions":{instructions},"metadata":null,"model":{model},"object":"response","output":[{output}],"parallel_tool_calls":true,"temperature":{temperature:?},"tool_choice":"none","tools":[],"top_p":{top_p:?},"background":false,"max_output_tokens":{max_output_tokens},"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"{status}","text":null,"top_logprobs":null,"truncation":"disabled","usage":{usage},"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
+            r#"{{"id":{id},"created_at":{created},"incomplete_details":{incomplete},"instructions":{instructions},"metadata":null,"model":{model},"object":"response","output":[{output}],"parallel_tool_calls":true,"temperature":{temperature:?},"tool_choice":"none","tools":[],"top_p":{top_p:?},"background":false,"max_output_tokens":{max_output_tokens},"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"{status}","text":null,"top_logprobs":null,"truncation":"disabled","usage":{usage},"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":{transfer},"ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
         )
     }
 
     fn in_progress(&self) -> String {
-        self.object("null", "", "in_progress", "null")
+        self.object("null", "", "in_progress", "null", "null")
     }
 
     fn output(&self, text: &str) -> String {
@@ -120,10 +122,10 @@ impl Envelope {
     }
 
     fn finished(&self, text: &str, stopped: bool, generation: &Generation) -> String {
-        self.done(&quoted(text), stopped, &generation.usage)
+        self.done(&quoted(text), stopped, &generation.usage, generation.transfer_params())
     }
 
-    fn done(&self, text: &str, stopped: bool, usage: &Usage) -> String {
+    fn done(&self, text: &str, stopped: bool, usage: &Usage, transfer: &str) -> String {
         let Usage { prompt, completion, cached } = *usage;
         let (total, written) = (usage.total(), self.whole_blocks.saturating_sub(cached));
         let usage = format!(
@@ -131,7 +133,7 @@ impl Envelope {
         );
         let (incomplete, status) =
             if stopped { ("null", "completed") } else { (r#"{"reason":"max_output_tokens"}"#, "incomplete") };
-        self.object(incomplete, &self.output(text), status, &usage)
+        self.object(incomplete, &self.output(text), status, &usage, transfer)
     }
 }
 
@@ -194,7 +196,7 @@ impl Dialect for Events {
         self.write("response.content_part.done", &part, "", out);
         let output = format!(r#""item":{},"output_index":0"#, self.envelope.output(&text));
         self.write("response.output_item.done", &output, "", out);
-        let response = format!(r#""response":{}"#, self.envelope.done(&text, self.stopped, usage));
+        let response = format!(r#""response":{}"#, self.envelope.done(&text, self.stopped, usage, "null"));
         self.write("response.completed", &response, "", out);
     }
 }

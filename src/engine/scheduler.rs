@@ -16,7 +16,10 @@ use super::fault::{Fault, Faults};
 use super::metrics::Metrics;
 
 mod core;
+mod handover;
 mod sequence;
+
+pub use handover::{Arrival, Kept};
 
 use self::core::Core;
 
@@ -62,6 +65,8 @@ pub struct Limits {
     pub speed: f64,
     /// Costs at speed 1.
     pub timing: Timing,
+    /// Whether a KV connector is asked for what the cache lacks.
+    pub connected: bool,
 }
 
 /// One sequence to compute.
@@ -81,6 +86,10 @@ pub struct Work {
     pub seed: u64,
     /// The request's `n`, for its histogram.
     pub choices: u32,
+    /// Set when the prompt is computed by another engine.
+    pub arrival: Option<Arc<Arrival>>,
+    /// Takes the blocks of a sequence that ended by its length.
+    pub kept: Option<Arc<Kept>>,
 }
 
 /// Why a sequence ended.
@@ -115,7 +124,7 @@ pub struct QueueFull;
 /// The virtual engine of one simulated server.
 pub struct Scheduler {
     core: Mutex<Core>,
-    wake: Notify,
+    wake: Arc<Notify>,
     limits: Limits,
     publisher: Option<Arc<Publisher>>,
 }
@@ -123,7 +132,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// An idle engine that tells `publisher` what happens to its cache.
     pub fn new(limits: Limits, publisher: Option<Arc<Publisher>>) -> Self {
-        Self { core: Mutex::new(Core::new(limits.clone())), wake: Notify::new(), limits, publisher }
+        Self { core: Mutex::new(Core::new(limits.clone())), wake: Arc::default(), limits, publisher }
     }
 
     /// Queues the sequences of one request. Dropping the receiver cancels them at the next step.
@@ -141,6 +150,16 @@ impl Scheduler {
         drop(core);
         self.wake.notify_one();
         Ok(receiver)
+    }
+
+    /// Where the blocks of a sequence stay after its end.
+    pub fn keep(&self) -> Arc<Kept> {
+        Arc::new(Kept::new(self.core.lock().returned.clone(), self.wake.clone()))
+    }
+
+    /// Looks again at sequences whose arrival was settled.
+    pub fn wake(&self) {
+        self.wake.notify_one();
     }
 
     /// A copy of all numbers.

@@ -1,6 +1,7 @@
-//! The port: connections, and the faults that live below HTTP (refuse, reset, silent shutdown).
+//! The ports: connections, and the faults that live below HTTP (refuse, reset, silent shutdown).
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,27 +20,62 @@ use tower::Service;
 use super::events::Ports;
 use super::fault::{Fault, Faults};
 use super::sse::ConnectionReset;
+use super::transfer::channel;
 use super::{EngineError, EngineState, http};
 
 fn closes_port(faults: &Faults) -> bool {
     faults.refuses() || faults.has(Fault::SilentShutdown)
 }
 
-async fn accept(listener: Option<&TcpListener>) -> std::io::Result<TcpStream> {
-    match listener {
-        Some(listener) => listener.accept().await.map(|(stream, _)| stream),
-        None => std::future::pending().await,
+/// One address and what is served there.
+struct Port {
+    address: SocketAddr,
+    listener: Option<TcpListener>,
+    router: Router,
+}
+
+impl Port {
+    fn new(address: SocketAddr, listener: TcpListener, router: Router) -> Self {
+        Self { address, listener: Some(listener), router }
+    }
+
+    async fn accept(&self) -> std::io::Result<(TcpStream, Router)> {
+        match &self.listener {
+            Some(listener) => listener.accept().await.map(|(stream, _)| (stream, self.router.clone())),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn follow(&mut self, closed: bool) -> Result<(), EngineError> {
+        if closed {
+            self.listener = None;
+        } else if self.listener.is_none() {
+            let address = self.address;
+            let bound = TcpListener::bind(address).await;
+            self.listener = Some(bound.map_err(|source| EngineError::Listen { address, source })?);
+        }
+        Ok(())
     }
 }
 
-/// Serves until `shutdown`. The port follows the faults: closed while one of them says so.
+/// The next connection of any port.
+async fn accept(ports: &[Port]) -> std::io::Result<(TcpStream, Router)> {
+    let accepts = ports.iter().map(|port| Box::pin(port.accept()));
+    futures::future::select_all(accepts).await.0
+}
+
+/// Serves until `shutdown`. The ports follow the faults: closed while one of them says so.
 pub(super) async fn run(
     state: Arc<EngineState>,
     listener: TcpListener,
+    bootstrap: Option<TcpListener>,
     event_ports: Option<Ports>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), EngineError> {
-    let router = http::router(&state);
+    let mut ports = vec![Port::new(state.address, listener, http::router(&state))];
+    if let (Some(listener), Some(address)) = (bootstrap, state.bootstrap) {
+        ports.push(Port::new(address, listener, channel::bootstrap(&state)));
+    }
     let mut faults = state.faults.subscribe();
     faults.mark_changed();
     let mut tasks = JoinSet::new();
@@ -47,7 +83,6 @@ pub(super) async fn run(
     if let (Some(publisher), Some(ports)) = (&state.publisher, event_ports) {
         tasks.spawn(publisher.clone().run(ports));
     }
-    let mut listener = Some(listener);
     let mut reopen: Option<Instant> = None;
     let mut shutdown = pin!(shutdown);
     loop {
@@ -60,12 +95,8 @@ pub(super) async fn run(
                 }
                 let now = faults.borrow_and_update().clone();
                 reopen = now.refusal_time().map(|time| Instant::now() + time);
-                if closes_port(&now) {
-                    listener = None;
-                } else if listener.is_none() {
-                    let address = state.address;
-                    let bound = TcpListener::bind(address).await;
-                    listener = Some(bound.map_err(|source| EngineError::Listen { address, source })?);
+                for port in &mut ports {
+                    port.follow(closes_port(&now)).await?;
                 }
             }
             () = tokio::time::sleep_until(reopen.unwrap_or_else(Instant::now)), if reopen.is_some() => {
@@ -73,9 +104,9 @@ pub(super) async fn run(
                 state.clear_fault(Fault::Refuse(None));
             }
             Some(_) = tasks.join_next() => {}
-            accepted = accept(listener.as_ref()) => match accepted {
-                Ok(stream) => {
-                    tasks.spawn(serve(state.clone(), router.clone(), stream));
+            accepted = accept(&ports) => match accepted {
+                Ok((stream, router)) => {
+                    tasks.spawn(serve(state.clone(), router, stream));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");

@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::error::ApiError;
 use super::generation::{Generation, Usage};
 use super::scheduler::{Event, Finish};
 
@@ -63,12 +62,12 @@ impl<D: Dialect> Stream<D> {
                 Stage::Tokens => {
                     self.play_faults().await;
                     match self.generation.next().await {
-                        Some(Event { finish: Some(Finish::Error), .. }) => {
-                            out.push_str(&ApiError::Dead.event());
+                        Err(error) => {
+                            out.push_str(&error.event());
                             self.stage = Stage::Closed;
                         }
-                        Some(event) => self.dialect.token(&event, &self.generation.usage, &mut out),
-                        None => {
+                        Ok(Some(event)) => self.dialect.token(&event, &self.generation.usage, &mut out),
+                        Ok(None) => {
                             self.dialect.close(&self.generation.usage, &mut out);
                             self.stage = Stage::Closed;
                         }

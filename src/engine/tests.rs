@@ -5,3 +5,4 @@ mod faults;
 mod shapes;
 mod support;
 mod tokens;
+mod transfer;

@@ -14,6 +14,7 @@ fn page(padding: usize) -> Page {
         max_lora: 2,
         started: 1_795_977_445.72,
         padding,
+        nixl: false,
     })
 }
 

@@ -11,6 +11,7 @@ use super::super::cache::{Block, BlockHash, BlockPool};
 use super::super::events::{Announcement, Stored};
 use super::super::metrics::Metrics;
 use super::super::tokenizer::generated;
+use super::handover::Returned;
 use super::sequence::Sequence;
 use super::{Event, Finish, Limits, Timing, Work};
 
@@ -34,6 +35,8 @@ pub(super) struct Core {
     pool: BlockPool,
     scratch: Vec<u8>,
     deferred: u64,
+    /// A new list with every restart, so that what was kept before is not given back to another pool.
+    pub returned: Returned,
     pub metrics: Metrics,
 }
 
@@ -45,6 +48,7 @@ impl Core {
             pool: BlockPool::new(limits.blocks),
             scratch: Vec::new(),
             deferred: 0,
+            returned: Returned::default(),
             metrics: Metrics::default(),
             limits,
         }
@@ -92,6 +96,7 @@ impl Core {
     /// Plans the next step, or nothing when there is no work.
     pub fn schedule(&mut self, now: Instant) -> Option<Step> {
         self.drop_cancelled();
+        self.take_back();
         let mut budget = self.limits.max_batched_tokens as usize;
         let preempted = self.schedule_running(&mut budget);
         self.deferred = 0;
@@ -122,14 +127,24 @@ impl Core {
             let finish = Self::advance(sequence, &mut self.metrics, now);
             if finish.is_some() {
                 // The order of the batch is the order of admission: preemption takes the youngest.
-                let sequence = self.running.remove(index);
-                self.pool.release(&sequence.blocks);
+                let mut sequence = self.running.remove(index);
+                match &sequence.work.kept {
+                    Some(kept) if finish == Some(Finish::Length) => {
+                        kept.keep(std::mem::take(&mut sequence.blocks));
+                    }
+                    _ => self.pool.release(&sequence.blocks),
+                }
                 Self::account(&sequence, finish, &mut self.metrics, now);
             } else {
                 index += 1;
             }
         }
         self.update_gauges();
+    }
+
+    fn take_back(&mut self) {
+        let blocks = std::mem::take(&mut *self.returned.lock());
+        self.pool.release(&blocks);
     }
 
     fn drop_cancelled(&mut self) {
@@ -161,7 +176,8 @@ impl Core {
                 continue;
             }
             *budget -= tokens;
-            self.extend(index, tokens, needed);
+            let full = sequence.computed / block_size;
+            self.extend(index, full, tokens, needed);
             index += 1;
         }
         preempted
@@ -178,7 +194,8 @@ impl Core {
         self.waiting.push_front(sequence);
     }
 
-    /// Moves waiting sequences into the batch, first come first served; those whose adapter has no slot are passed over.
+    /// Moves waiting sequences into the batch, first come first served. Passed over are those whose adapter has
+    /// no slot, and those whose KV is on its way.
     fn admit(&mut self, budget: &mut usize, now: Instant) {
         let block_size = self.limits.block_size as usize;
         let mut position = 0;
@@ -186,7 +203,8 @@ impl Core {
             && self.running.len() < self.limits.max_running as usize
             && *budget > 0
         {
-            if !self.adapter_fits(&self.waiting[position].work.adapter) {
+            let next = &self.waiting[position];
+            if next.awaits_arrival() || !self.adapter_fits(&next.work.adapter) {
                 self.deferred += 1;
                 position += 1;
                 continue;
@@ -195,7 +213,9 @@ impl Core {
             let reusable = sequence.len().saturating_sub(1) / block_size;
             sequence.hash_blocks(reusable, block_size, &mut self.scratch);
             let hits = self.pool.cached_prefix(sequence.hashes[..reusable].iter().copied());
-            let computed = hits * block_size;
+            let arrived = sequence.has_arrived();
+            // The last token is computed here, because its output is the first word of the answer.
+            let computed = if arrived { sequence.len() - 1 } else { hits * block_size };
             let tokens = (sequence.len() - computed).min(*budget);
             let fresh = (computed + tokens).div_ceil(block_size) - hits;
             if !self.pool.take(&sequence.hashes[..hits], fresh as u64) {
@@ -205,14 +225,20 @@ impl Core {
             sequence.blocks.extend(sequence.hashes[..hits].iter().map(|hash| Block::Shared(*hash)));
             sequence.computed = computed;
             if sequence.cached.is_none() {
-                sequence.cached = Some(computed as u32);
+                let (all, cached) = (sequence.len() as u64, (hits * block_size) as u64);
+                sequence.cached = Some(cached as u32);
+                sequence.arrived_tokens = if arrived { (all - cached) as u32 } else { 0 };
                 sequence.started = Some(now);
-                self.metrics.prefix_cache_queries += sequence.len() as u64;
-                self.metrics.prefix_cache_hits += computed as u64;
+                self.metrics.prefix_cache_queries += all;
+                self.metrics.prefix_cache_hits += cached;
+                if self.limits.connected {
+                    self.metrics.external_cache_queries += all - cached;
+                    self.metrics.external_cache_hits += u64::from(sequence.arrived_tokens);
+                }
             }
             *budget -= tokens;
             self.running.push(sequence);
-            self.extend(self.running.len() - 1, tokens, fresh);
+            self.extend(self.running.len() - 1, hits, tokens, fresh);
         }
     }
 
@@ -227,13 +253,12 @@ impl Core {
         adapters.len() < self.limits.max_lora as usize
     }
 
-    /// Schedules tokens on blocks that were taken. Full blocks are cached at once, as vLLM does, so that a request of
-    /// the same step can already share them.
-    fn extend(&mut self, index: usize, tokens: usize, fresh: usize) {
+    /// Schedules tokens on blocks that were taken, the first `first` of which are known to the cache. Full blocks are
+    /// cached at once, as vLLM does, so that a request of the same step can already share them.
+    fn extend(&mut self, index: usize, first: usize, tokens: usize, fresh: usize) {
         let block_size = self.limits.block_size as usize;
         let sequence = &mut self.running[index];
         sequence.scheduled = tokens;
-        let first = sequence.computed / block_size;
         sequence.blocks.extend(std::iter::repeat_n(Block::Private, fresh));
         let full = (sequence.computed + tokens) / block_size;
         sequence.hash_blocks(full, block_size, &mut self.scratch);
@@ -260,6 +285,7 @@ impl Core {
                 (sequence.work.tokens.len() as u64, u64::from(sequence.cached.unwrap_or(0)));
             metrics.prompt_tokens += prompt;
             metrics.prompt_tokens_cached += cached;
+            metrics.prompt_tokens_transferred += u64::from(sequence.arrived_tokens);
             metrics.time_to_first_token.observe(seconds(sequence.arrived));
         }
         if sequence.work.max_tokens == 0 {

@@ -27,6 +27,8 @@ pub(super) struct Sequence {
     pub scheduled: usize,
     /// Prompt tokens found in the cache when the sequence first ran.
     pub cached: Option<u32>,
+    /// Prompt tokens that another engine computed.
+    pub arrived_tokens: u32,
     pub preemptions: u32,
 }
 
@@ -46,6 +48,7 @@ impl Sequence {
             computed: 0,
             scheduled: 0,
             cached: None,
+            arrived_tokens: 0,
             preemptions: 0,
         }
     }
@@ -58,6 +61,16 @@ impl Sequence {
     /// True until the whole known text is computed but for the newest token.
     pub fn in_prefill(&self) -> bool {
         self.output.is_empty() || self.len() - self.computed > 1
+    }
+
+    /// True while the KV of the prompt is on its way.
+    pub fn awaits_arrival(&self) -> bool {
+        self.work.arrival.as_ref().is_some_and(|arrival| arrival.awaited())
+    }
+
+    /// True when the prompt need not be computed. What a preemption drops is computed here all the same.
+    pub fn has_arrived(&self) -> bool {
+        self.cached.is_none() && self.work.arrival.as_ref().is_some_and(|arrival| arrival.here())
     }
 
     pub fn cancelled(&self) -> bool {

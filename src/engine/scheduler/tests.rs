@@ -34,6 +34,7 @@ fn limits() -> Limits {
             step: Duration::from_millis(10),
             sequence: Duration::ZERO,
         },
+        connected: false,
     }
 }
 
@@ -64,6 +65,8 @@ fn work(tokens: std::ops::Range<u32>, max_tokens: u32) -> Work {
         stop_after: None,
         seed: 0,
         choices: 1,
+        arrival: None,
+        kept: None,
     }
 }
 

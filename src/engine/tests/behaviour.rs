@@ -99,6 +99,34 @@ async fn an_answer_ends_where_the_request_says(
     assert_eq!(value.pointer(tokens_at).unwrap(), tokens);
 }
 
+#[rstest::rstest]
+#[case(json!({"stream_options": {"include_usage": true}}), 400)]
+#[case(json!({"stream_options": {"include_usage": false}, "stream": false}), 400)]
+#[case(json!({"stream_options": {}}), 200)]
+#[case(json!({"stream_options": null}), 200)]
+#[case(json!({"stream_options": {"include_usage": true}, "stream": true}), 200)]
+#[case(json!({"min_tokens": 3, "max_tokens": 2}), 400)]
+#[case(json!({"min_tokens": 2, "max_tokens": 2}), 200)]
+#[tokio::test]
+async fn what_a_router_must_take_out_of_a_prefill_request_is_refused(
+    #[case] members: Value,
+    #[case] status: u16,
+) {
+    let engine = TestEngine::start(config()).await;
+    for (path, mut request) in [
+        ("/v1/completions", json!({"prompt": "x"})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}]})),
+    ] {
+        for (name, value) in members.as_object().unwrap() {
+            request[name] = value.clone();
+        }
+        let answer = engine.post(path, request.to_string()).await;
+        assert_eq!(answer.status.as_u16(), status, "{}", answer.text);
+        let named = |name: &str| answer.text.contains(name) || answer.text.contains("Stream options");
+        assert!(status == 200 || members.as_object().unwrap().keys().any(|name| named(name)));
+    }
+}
+
 #[tokio::test]
 async fn the_tokenizer_endpoint_counts_what_inference_counts() {
     let engine = TestEngine::start(config()).await;

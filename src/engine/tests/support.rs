@@ -81,6 +81,11 @@ impl TestEngine {
         within(async { answer(self.send(Method::GET, path, &[], "").await.unwrap()).await }).await
     }
 
+    /// A page of another port.
+    pub async fn get_from(&self, uri: &str) -> Answer {
+        within(async { answer(self.client.get(uri.parse().unwrap()).await.unwrap()).await }).await
+    }
+
     /// Waits until the numbers satisfy `condition`.
     pub async fn until(&self, condition: impl Fn(&super::super::metrics::Metrics) -> bool) {
         let poll = async {
