@@ -217,11 +217,12 @@ fn check(
     if max_tokens == 0 && !demand.prompt_only {
         return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1, got 0."));
     }
-    if let Some(min_tokens) = demand.min_tokens.filter(|min_tokens| *min_tokens > max_tokens) {
+    // Without a limit of its own a request has room for any shortest answer.
+    if let (Some(least), Some(most)) = (demand.min_tokens, demand.max_tokens)
+        && least > most
+    {
         return Err(ApiError::BadRequest {
-            message: format!(
-                "min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
-            ),
+            message: format!("min_tokens must be less than or equal to max_tokens={most}, got {least}."),
             parameter: None,
         });
     }

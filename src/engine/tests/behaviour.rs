@@ -107,6 +107,7 @@ async fn an_answer_ends_where_the_request_says(
 #[case(json!({"stream_options": {"include_usage": true}, "stream": true}), 200)]
 #[case(json!({"min_tokens": 3, "max_tokens": 2}), 400)]
 #[case(json!({"min_tokens": 2, "max_tokens": 2}), 200)]
+#[case(json!({"min_tokens": 100}), 200)]
 #[tokio::test]
 async fn what_a_router_must_take_out_of_a_prefill_request_is_refused(
     #[case] members: Value,
