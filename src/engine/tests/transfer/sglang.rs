@@ -202,11 +202,13 @@ async fn an_engine_of_both_roles_needs_no_room_but_checks_it() {
 async fn the_port_is_8998_when_it_is_not_told() {
     let decode = TestEngine::start(engine(KvConnector::Sglang, EngineRole::Decode, PATIENT)).await;
     let config = engine(KvConnector::Sglang, EngineRole::Prefill, PATIENT);
-    // An address of its own, so that nothing else is likely to have this port.
-    let listen = std::net::SocketAddr::from(([127, 89, 9, 8], 0));
+    // An address of this process alone, so that nothing else has this port.
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let listen = std::net::SocketAddr::from(([127, 64 | a & 63, b, c], 0));
     let prefill = TestEngine::start(EngineConfig { listen, bootstrap: Some(8998), ..config }).await;
     let pair = Pair { prefill, decode };
-    let request = json!({"prompt": PROMPT, "max_tokens": 1, "bootstrap_host": "127.89.9.8"});
+    let host = listen.ip().to_string();
+    let request = json!({"prompt": PROMPT, "max_tokens": 1, "bootstrap_host": host});
     for members in [json!({"bootstrap_room": 1}), json!({"bootstrap_room": 2, "bootstrap_port": null})] {
         let (prefilled, decoded) = both(&pair, "/v1/completions", &with(&request, &members)).await;
         assert_eq!((prefilled.status, decoded.status), (StatusCode::OK, StatusCode::OK), "{}", decoded.text);
