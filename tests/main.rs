@@ -32,6 +32,8 @@ mod kit {
     pub mod kv_events;
     /// Captured warnings.
     pub mod logs;
+    /// A pool whose engines have roles.
+    pub mod pairs;
     /// A picker with its resources, flags, pages and metrics.
     pub mod picker;
     /// A picker in a process of its own.
@@ -107,6 +109,7 @@ mod envoy {
     mod identity;
     mod limits;
     mod outage;
+    mod pairs;
     mod queues;
     mod reservations;
     mod retries;

@@ -1,0 +1,198 @@
+//! A pool whose engines have roles, behind a real Envoy.
+
+use std::fmt::Write as _;
+
+use pilotfish::engine::{EngineConfig, EngineRole, KvConnector, RecordedRequest};
+use serde_json::Value;
+
+use super::engine::SimulatedEngine;
+use super::envoy::{Gateway, Setup};
+use super::http::Client;
+use super::picker::{self, Picker};
+
+/// The decider under which every prompt that can be is computed elsewhere.
+pub const ALWAYS: &str = "apiVersion: pilotfish.dev/v1alpha1\nkind: EndpointPickerConfig\n\
+                          plugins: [{type: marginal-cost}, {type: always-disagg-pd-decider}]\n";
+
+/// Engines with roles, a picker in this process, and an Envoy before them.
+pub struct Pairs {
+    /// Sends to Envoy.
+    pub client: Client,
+    /// Envoy.
+    pub gateway: Gateway,
+    /// The picker.
+    pub picker: Picker,
+    /// The engines that prefill.
+    pub prefill: Vec<SimulatedEngine>,
+    /// The engines that decode.
+    pub decode: Vec<SimulatedEngine>,
+}
+
+/// What a stand of pairs is made of.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How Envoy is set up.
+    pub setup: Setup,
+    /// The connector's name in documents.
+    pub connector: &'static str,
+    /// How many engines prefill, and how many decode.
+    pub engines: (usize, usize),
+    /// What all engines have in common.
+    pub engine: EngineConfig,
+}
+
+impl Plan {
+    /// One engine of each role, quick ones.
+    pub fn new(setup: Setup, connector: &'static str) -> Self {
+        let engine = EngineConfig { speed: 100.0, blocks: 4096, recorded: 512, ..EngineConfig::default() };
+        Self { setup, connector, engines: (1, 1), engine }
+    }
+
+    /// So many engines of each role.
+    pub fn engines(self, prefill: usize, decode: usize) -> Self {
+        Self { engines: (prefill, decode), ..self }
+    }
+
+    /// Starts everything, with a picker adjusted by `adjust`.
+    pub async fn start(self, adjust: impl FnOnce(picker::Setup) -> picker::Setup) -> Pairs {
+        let kv = match self.connector {
+            "nixl" => Some(KvConnector::Nixl),
+            "mooncake" => Some(KvConnector::Mooncake),
+            "sglang" => Some(KvConnector::Sglang),
+            _ => None,
+        };
+        let boots = matches!(kv, Some(KvConnector::Mooncake | KvConnector::Sglang));
+        let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+        for at in 0..self.engines.0 {
+            let config = EngineConfig {
+                name: Some(format!("p{at}")),
+                role: EngineRole::Prefill,
+                connector: kv,
+                bootstrap: boots.then_some(0),
+                ..self.engine.clone()
+            };
+            prefill.push(SimulatedEngine::start(config).await);
+        }
+        for at in 0..self.engines.1 {
+            let config = EngineConfig {
+                name: Some(format!("d{at}")),
+                role: EngineRole::Decode,
+                connector: kv,
+                ..self.engine.clone()
+            };
+            decode.push(SimulatedEngine::start(config).await);
+        }
+        let resources =
+            server(self.connector) + &endpoints(&prefill, "prefill") + &endpoints(&decode, "decode");
+        let picker = adjust(Picker::with(&resources)).start().await;
+        let all = prefill.len() + decode.len();
+        picker.until("every engine is up", "pilotfish_endpoints", &[("state", "up")], all as f64).await;
+        let addresses: Vec<_> = prefill.iter().chain(&decode).map(|engine| engine.state.address()).collect();
+        let gateway =
+            Gateway::assembled(self.setup, &[], &[picker.app.bound.grpc], &addresses, |text| text).await;
+        Pairs { client: gateway.client.clone(), gateway, picker, prefill, decode }
+    }
+}
+
+impl Pairs {
+    /// The only body that an engine of a role was sent, and that it was the only one.
+    pub fn only_bodies(&self) -> (String, String) {
+        let only = |engine: &SimulatedEngine| {
+            let requests = bodies(engine);
+            let [body] = &requests[..] else { panic!("{}: {requests:?}", engine.state.name()) };
+            body.clone()
+        };
+        (only(&self.prefill[0]), only(&self.decode[0]))
+    }
+
+    /// Forgets what engines were sent.
+    pub fn clear(&self) {
+        self.prefill.iter().chain(&self.decode).for_each(|engine| engine.state.clear_requests());
+    }
+
+    /// Waits until nothing is booked anywhere.
+    pub async fn until_idle(&self) {
+        self.picker.until_idle("both legs are given back").await;
+    }
+
+    /// How many picks ended with this decision.
+    pub async fn decided(&self, decision: &str) -> f64 {
+        self.picker.metric("pilotfish_pd_decisions_total", &[("decision", decision)]).await
+    }
+
+    /// How many prefill legs were of no use for this reason; every reason if it is empty.
+    pub async fn fell_back(&self, reason: &str) -> f64 {
+        let labels: &[(&str, &str)] = if reason.is_empty() { &[] } else { &[("reason", reason)] };
+        self.picker.metric("pilotfish_pd_fallback_total", labels).await
+    }
+}
+
+/// The bodies of the requests for inference that an engine was sent.
+pub fn bodies(engine: &SimulatedEngine) -> Vec<String> {
+    let text = |request: &RecordedRequest| String::from_utf8(request.body.to_vec()).unwrap();
+    engine
+        .state
+        .requests()
+        .iter()
+        .filter(|request| request.method == "POST")
+        .map(|request| text(request))
+        .collect()
+}
+
+/// A ModelServer of pairs in one group.
+pub fn server(connector: &str) -> String {
+    let (kind, annotation) = match connector {
+        "http" | "lmcache" | "nixl" | "mooncake" => {
+            (format!("  kvConnector: {{type: {connector}}}\n"), String::new())
+        }
+        other => (String::new(), format!(", annotations: {{pilotfish.dev/kv-connector: {other}}}")),
+    };
+    format!(
+        "---\napiVersion: networking.serving.volcano.sh/v1alpha1\nkind: ModelServer\n\
+         metadata: {{name: pairs{annotation}}}\nspec:\n  inferenceEngine: {}\n  workloadPort: {{port: 8000}}\n  \
+         workloadSelector:\n    matchLabels: {{app: pairs}}\n    pdGroup: {{groupKey: group, prefillLabels: {{role: \
+         prefill}}, decodeLabels: {{role: decode}}}}\n{kind}",
+        if connector == "sglang" { "SGLang" } else { "vLLM" }
+    )
+}
+
+/// Endpoints of a role in group `a`.
+pub fn endpoints(engines: &[SimulatedEngine], role: &str) -> String {
+    engines.iter().map(|engine| endpoint(engine, &format!("role: {role}, group: a"))).collect()
+}
+
+/// An Endpoint with these labels, its bootstrap server's port with it.
+pub fn endpoint(engine: &SimulatedEngine, labels: &str) -> String {
+    let mut annotations = String::new();
+    if let Some(bootstrap) = engine.state.bootstrap_address() {
+        let _ =
+            write!(annotations, ", annotations: {{pilotfish.dev/bootstrap-port: '{}'}}", bootstrap.port());
+    }
+    format!(
+        "---\napiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {{name: {}, labels: {{app: pairs, \
+         {labels}}}{annotations}}}\nspec: {{address: '{}'}}\n",
+        engine.state.name(),
+        engine.address()
+    )
+}
+
+/// The text of an answer or of a stream, whatever the API.
+pub fn text(value: &Value) -> String {
+    match value {
+        Value::Object(members) => {
+            let mut out = String::new();
+            for (name, value) in members {
+                match (name.as_str(), value) {
+                    ("text" | "content", Value::String(text)) => out += text,
+                    ("text" | "content" | "choices" | "message" | "output", value) => {
+                        out += &self::text(value)
+                    }
+                    _ => {}
+                }
+            }
+            out
+        }
+        Value::Array(items) => items.iter().map(text).collect(),
+        _ => String::new(),
+    }
+}
