@@ -13,6 +13,8 @@
 //!                              |
 //!                            schedule   candidates -> filter -> score -> pick and reserve, one step    <- plugins
 //!                              |  decision + reservation
+//!                              |  - - - prefill    the call to the endpoint that computes the prompt, if that is another  <- disagg
+//!                              |
 //!        Envoy <--headers--- extproc    destination, metadata, edited body; usage and timing on the way back
 //!                              |
 //!                            settle     what became of it: bookings released, tokens counted, one record kept
@@ -21,7 +23,7 @@
 //! ```
 //!
 //! Imports point downwards and to the right: `plugins` and `schedule` know `state`, `index` and `request`; nothing but
-//! `extproc`, `feed`, `admin` and `app` knows of gRPC or HTTP, and only `app` wires.
+//! `extproc`, `prefill`, `feed`, `admin` and `app` knows of gRPC or HTTP, and only `app` wires.
 
 pub mod admin;
 pub mod admission;

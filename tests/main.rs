@@ -64,6 +64,7 @@ mod cases {
     mod metrics;
     mod observability;
     mod parsing;
+    mod pd;
     mod performance;
     mod protocol;
     mod ratelimit;

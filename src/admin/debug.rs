@@ -55,6 +55,7 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
             let scheduler = &admin.shared.decider.scheduler;
             let index = scheduler.pipeline().text.as_ref().map(|text| text.routed.blocks_of(endpoint.slot).0);
             let pool = snapshot.pools.iter().find(|pool| pool.has(endpoint.slot));
+            let placement = pool.and_then(|pool| pool.placement(endpoint.slot));
             json!({
                 "endpoint": endpoint.destination,
                 "name": endpoint.name.to_string(),
@@ -65,6 +66,8 @@ pub async fn endpoints(State(admin): Page) -> Json<Value> {
                 "wedged": health.is_wedged(),
                 "weight": endpoint.weight,
                 "engine": endpoint.engine.name(),
+                "role": placement.map(|placement| placement.role.name()),
+                "group": placement.and_then(|placement| pool?.disaggregation.as_ref()?.groups.get(placement.group as usize)),
                 "scrape": admin.scraper.status(endpoint.slot).map(|status| view::scrape(&status)),
                 "events": admin.events.status(endpoint.slot).map(|status| view::events(&status)),
                 "models": adapters.as_ref().map(|adapters| adapters.served.clone()),

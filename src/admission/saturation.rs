@@ -69,7 +69,9 @@ impl Room {
 
     /// The room of a pool.
     pub fn of(pool: &Pool, full: &Saturation, now: Millis, staleness: Duration) -> Self {
-        let up = || pool.members.iter().map(|m| &*m.endpoint).filter(|e| e.health.state() == State::Up);
+        // Who only computes prompts for others holds no request for long: where outputs are generated is where there is no room.
+        let generating = || pool.members.iter().enumerate().filter(|(at, _)| pool.generates(*at));
+        let up = || generating().map(|(_, m)| &*m.endpoint).filter(|e| e.health.state() == State::Up);
         // Picks pass over engines that stand still as long as others move.
         let others_move = up().any(|endpoint| !endpoint.health.is_wedged());
         let mut room = Self::default();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::ObjectName;
-use super::disaggregation::Disaggregation;
+use super::disaggregation::{Disaggregation, EngineRole, Placement};
 use super::endpoint::{Booked, ByAddress, Endpoint};
 use super::rates::{Factors, Rates};
 use crate::metrics::PoolMetrics;
@@ -197,9 +197,15 @@ impl Pool {
         Self { disaggregation, ..self }
     }
 
-    /// Whether member `at` takes whole requests.
-    pub fn serves(&self, at: usize) -> bool {
-        self.disaggregation.as_ref().is_none_or(|roles| roles.serves(at))
+    /// What the endpoint of that slot is among the pool's roles.
+    pub fn placement(&self, slot: u64) -> Option<Placement> {
+        let at = self.members.iter().position(|member| member.endpoint.slot == slot)?;
+        self.disaggregation.as_ref()?.placements.get(at).copied().flatten()
+    }
+
+    /// Whether member `at` generates outputs.
+    pub fn generates(&self, at: usize) -> bool {
+        self.disaggregation.as_ref().is_none_or(|roles| roles.role(at).is_some_and(EngineRole::decodes))
     }
 
     /// Whether the endpoint of that slot is a member.

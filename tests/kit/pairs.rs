@@ -1,8 +1,12 @@
 //! A pool whose engines have roles, behind a real Envoy.
 
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 
 use pilotfish::engine::{EngineConfig, EngineRole, KvConnector, RecordedRequest};
+use pilotfish::state::disaggregation::{DataParallel, TransferSpec};
+use pilotfish::state::endpoint::{EndpointSpec, EngineKind, EventPorts};
+use pilotfish::state::rates::Speed;
+use pilotfish::state::{Endpoint, ObjectName};
 use serde_json::Value;
 
 use super::engine::SimulatedEngine;
@@ -39,13 +43,15 @@ pub struct Plan {
     pub engines: (usize, usize),
     /// What all engines have in common.
     pub engine: EngineConfig,
+    /// Rank and number of ranks that the documents of prefill engines say.
+    pub ranks: Option<(u32, u32)>,
 }
 
 impl Plan {
     /// One engine of each role, quick ones.
     pub fn new(setup: Setup, connector: &'static str) -> Self {
         let engine = EngineConfig { speed: 100.0, blocks: 4096, recorded: 512, ..EngineConfig::default() };
-        Self { setup, connector, engines: (1, 1), engine }
+        Self { setup, connector, engines: (1, 1), engine, ranks: None }
     }
 
     /// So many engines of each role.
@@ -82,8 +88,9 @@ impl Plan {
             };
             decode.push(SimulatedEngine::start(config).await);
         }
-        let resources =
-            server(self.connector) + &endpoints(&prefill, "prefill") + &endpoints(&decode, "decode");
+        let resources = server(self.connector)
+            + &endpoints(&prefill, "prefill", self.ranks)
+            + &endpoints(&decode, "decode", None);
         let picker = adjust(Picker::with(&resources)).start().await;
         let all = prefill.len() + decode.len();
         picker.until("every engine is up", "pilotfish_endpoints", &[("state", "up")], all as f64).await;
@@ -157,23 +164,47 @@ pub fn server(connector: &str) -> String {
 }
 
 /// Endpoints of a role in group `a`.
-pub fn endpoints(engines: &[SimulatedEngine], role: &str) -> String {
-    engines.iter().map(|engine| endpoint(engine, &format!("role: {role}, group: a"))).collect()
+pub fn endpoints(engines: &[SimulatedEngine], role: &str, ranks: Option<(u32, u32)>) -> String {
+    engines.iter().map(|engine| endpoint(engine, &format!("role: {role}, group: a"), ranks)).collect()
 }
 
 /// An Endpoint with these labels, its bootstrap server's port with it.
-pub fn endpoint(engine: &SimulatedEngine, labels: &str) -> String {
-    let mut annotations = String::new();
+pub fn endpoint(engine: &SimulatedEngine, labels: &str, ranks: Option<(u32, u32)>) -> String {
+    let mut annotations = Vec::new();
     if let Some(bootstrap) = engine.state.bootstrap_address() {
-        let _ =
-            write!(annotations, ", annotations: {{pilotfish.dev/bootstrap-port: '{}'}}", bootstrap.port());
+        annotations.push(format!("pilotfish.dev/bootstrap-port: '{}'", bootstrap.port()));
+    }
+    if let Some((rank, size)) = ranks {
+        annotations.push(format!(
+            "pilotfish.dev/data-parallel-rank: '{rank}', pilotfish.dev/data-parallel-size: '{size}'"
+        ));
     }
     format!(
         "---\napiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {{name: {}, labels: {{app: pairs, \
-         {labels}}}{annotations}}}\nspec: {{address: '{}'}}\n",
+         {labels}}}, annotations: {{{}}}}}\nspec: {{address: '{}'}}\n",
         engine.state.name(),
+        annotations.join(", "),
         engine.address()
     )
+}
+
+/// An endpoint that is one of so many data-parallel ranks.
+pub fn ranked_endpoint(rank: u16, size: u16) -> Endpoint {
+    Endpoint::new(EndpointSpec {
+        name: ObjectName::new("default", "ranked"),
+        address: "10.0.0.1:8000".parse().unwrap(),
+        weight: 1.0,
+        gpu: Speed::default(),
+        labels: BTreeMap::new(),
+        engine: EngineKind::Sglang,
+        event_ports: EventPorts::default(),
+        transfer: TransferSpec {
+            bootstrap_port: None,
+            data_parallel: Some(DataParallel { rank: Some(rank), told: false, size }),
+        },
+        drain: false,
+        pod: None,
+    })
 }
 
 /// The text of an answer or of a stream, whatever the API.
