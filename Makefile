@@ -49,6 +49,10 @@ bench-queue: ## 10,000 requests that wait: CPU and memory, engines that freeze, 
 	PILOTFISH_BIN="$(CARGO_TARGET_DIR)/quick-release/pilotfish" \
 		cargo test --locked --quiet --test main serving::queues -- --ignored --nocapture
 
+.PHONY: bench-pairs
+bench-pairs: ## What a prefill leg adds to the engine's own time, through Envoy
+	PILOTFISH_ENVOY="$$(scripts/envoy.sh)" cargo test --locked --quiet --test main serving::pairs -- --ignored --nocapture
+
 .PHONY: microbench
 microbench: ## Micro-benchmarks of single parts
 	cargo bench --locked

@@ -117,7 +117,11 @@ fn engine(args: EngineArgs) -> Result<()> {
         let engine = Engine::bind(EngineConfig::from(args)).await?;
         let state = engine.state();
         let mut listening = json!({"engine": engine.address()});
-        let others = [("kv_events", state.events_address()), ("replay", state.replay_address())];
+        let others = [
+            ("kv_events", state.events_address()),
+            ("replay", state.replay_address()),
+            ("bootstrap", state.bootstrap_address()),
+        ];
         for (name, address) in others.into_iter().filter_map(|(name, address)| Some((name, address?))) {
             listening[name] = json!(address);
         }

@@ -96,6 +96,7 @@ mod serving {
     mod conformance;
     mod flags;
     mod health;
+    mod pairs;
     mod queues;
     mod tls;
 }

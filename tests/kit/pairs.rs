@@ -216,7 +216,7 @@ pub fn text(value: &Value) -> String {
                 match (name.as_str(), value) {
                     ("text" | "content", Value::String(text)) => out += text,
                     ("text" | "content" | "choices" | "message" | "output", value) => {
-                        out += &self::text(value)
+                        out += &self::text(value);
                     }
                     _ => {}
                 }
