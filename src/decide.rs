@@ -24,6 +24,7 @@ use bind::Ready;
 pub use body::{Body, Chunks};
 pub use holders::{Holders, Holding};
 pub use prepare::{Tokenizing, Wait};
+use split::Halves;
 pub use turn::Held;
 
 use crate::admission::identity::{Asks, Attributes};
@@ -233,15 +234,19 @@ impl Decider {
         let path = arrived.head.path();
         let prompt = self.prepare(&mut record, &pipeline, &routed, &request, path, text.bytes()).await;
         let sessions = self.sessions(&pipeline, &arrived.head, &routed.pool);
+        let halves = self.halves(&request, &routed, text.bytes());
         let ask = Ask {
             subset: arrived.subset.as_ref(),
             sessions: &sessions,
+            may_be_split: halves.as_ref().is_some_and(Halves::may_be_split),
             ..bind::ask(&routed, &request, &prompt, seed, usize::MAX)
         };
-        let Explained { records, held, session } = self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
+        let Explained { records, held, session, split } =
+            self.scheduler.explain(&pipeline, &routed.pool, &ask)?;
         record.legs.extend(records);
         record.predict(&prompt, held);
         record.session = session;
+        record.split = split;
         Ok(record)
     }
 

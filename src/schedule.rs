@@ -97,6 +97,8 @@ pub struct Explained {
     pub held: Held,
     /// What would become of the request's session; `None` where no plugin asks.
     pub session: Option<Outcome>,
+    /// What would be decided about its prompt, in pools with roles.
+    pub split: Option<Split>,
 }
 
 /// Runs the current pipeline.
@@ -242,9 +244,11 @@ impl Scheduler {
         let _cycle = pool.memory.cycle.lock();
         let cx = Cycle::new(pool, ask, self.staleness);
         self.look_up(pipeline, &mut space, &cx);
+        let mut split = None;
         if let Some(roles) = &pool.disaggregation {
-            if let pair::Plan::Pair(pair) = pair::plan(pipeline, &mut space, &cx, roles)? {
-                return Ok(pair.explained());
+            match pair::plan(pipeline, &mut space, &cx, roles)? {
+                pair::Plan::Pair(pair) => return Ok(pair.explained()),
+                pair::Plan::Whole(why) => split = Some(why),
             }
         } else {
             narrow(&mut space, &cx, &pipeline.profile)?;
@@ -253,7 +257,7 @@ impl Scheduler {
         let held = space.candidates[space.ranked[0] as usize].held;
         let session = outcomes(&space, pool, ask).first().copied();
         let record = record(&mut space, &pipeline.profile, &cx, None);
-        Ok(Explained { records: smallvec![record], held, session })
+        Ok(Explained { records: smallvec![record], held, session, split })
     }
 
     /// Fills `space` with every member of the pool, its load and what it holds of the prompt.

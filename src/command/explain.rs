@@ -129,7 +129,6 @@ async fn offline(
 
 /// The decision for people: one line a candidate, the picked first.
 fn table(decision: &Value) -> String {
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let mut out = format!(
         "model {} -> {}  pool {}  route {}  prompt tokens {}\n",
         text(&decision["model"]),
@@ -138,24 +137,37 @@ fn table(decision: &Value) -> String {
         text(&decision["route"]),
         decision["prompt_tokens"],
     );
-    for candidate in decision["legs"][0]["candidates"].as_array().into_iter().flatten() {
-        let endpoint = text(&candidate["endpoint"]);
-        let line = match candidate["filtered_by"].as_str() {
-            Some(why) => format!("  {endpoint:<22} dropped by {why}\n"),
-            None => {
-                let scores = candidate["scores"].as_object().into_iter().flatten().map(|(name, score)| {
-                    let abstained = if score["raw"].is_null() { " (abstained)" } else { "" };
-                    format!(
-                        "{name} {:.3} x {}{abstained}",
-                        score["used"].as_f64().unwrap_or(0.0),
-                        score["weight"]
-                    )
-                });
-                let total = candidate["total"].as_f64().unwrap_or(0.0);
-                format!("  {endpoint:<22} {total:.3} = {}\n", scores.collect::<Vec<_>>().join(" + "))
-            }
-        };
-        out.push_str(&line);
+    if let Some(split) = decision["split"].as_str() {
+        out.push_str(&format!("prefill and decode: {split}\n"));
+    }
+    let legs = decision["legs"].as_array().map_or(&[][..], Vec::as_slice);
+    for leg in legs {
+        if legs.len() > 1 {
+            out.push_str(&format!("{}:\n", text(&leg["role"])));
+        }
+        leg["candidates"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .for_each(|candidate| out.push_str(&row(candidate)));
     }
     out
+}
+
+/// One candidate.
+fn row(candidate: &Value) -> String {
+    let endpoint = text(&candidate["endpoint"]);
+    if let Some(why) = candidate["filtered_by"].as_str() {
+        return format!("  {endpoint:<22} dropped by {why}\n");
+    }
+    let scores = candidate["scores"].as_object().into_iter().flatten().map(|(name, score)| {
+        let abstained = if score["raw"].is_null() { " (abstained)" } else { "" };
+        format!("{name} {:.3} x {}{abstained}", score["used"].as_f64().unwrap_or(0.0), score["weight"])
+    });
+    let total = candidate["total"].as_f64().unwrap_or(0.0);
+    format!("  {endpoint:<22} {total:.3} = {}\n", scores.collect::<Vec<_>>().join(" + "))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

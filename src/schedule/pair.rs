@@ -247,6 +247,7 @@ impl Pair {
             held: self.decode.chosen.held,
             records: smallvec![self.decode.record, self.prefill.record],
             session: self.sessions.first().copied(),
+            split: Some(Split::Pair),
         }
     }
 }

@@ -30,6 +30,8 @@ pub struct Booked {
     pub decode_tokens: AtomicI64,
     /// Requests that decode.
     pub decoding: AtomicI64,
+    /// Requests that are not at the engine yet: their prompts are being computed elsewhere.
+    pub absent: AtomicI64,
     /// Time the prompts still to be prefilled take at [unit speed](super::rates), microseconds.
     pub prefill_micros: AtomicI64,
 }
@@ -39,6 +41,12 @@ impl Booked {
     pub fn read(&self) -> (u64, u64, u64) {
         let get = |value: &AtomicI64| value.load(Ordering::Acquire).max(0) as u64;
         (get(&self.requests), get(&self.prefill_tokens), get(&self.decode_tokens))
+    }
+
+    /// Requests that are at the engine, or on their way to it.
+    pub fn at_engine(&self) -> u64 {
+        let get = |value: &AtomicI64| value.load(Ordering::Acquire).max(0) as u64;
+        get(&self.requests).saturating_sub(get(&self.absent))
     }
 
     /// Requests that decode, and seconds at [unit speed](super::rates) that the prompts of the others take.

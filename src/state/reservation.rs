@@ -61,23 +61,31 @@ impl Leg {
     /// Books one request with its tokens.
     pub fn book(role: Role, pool: Arc<Pool>, member: Arc<Member>, work: Work) -> Self {
         let probes = member.endpoint.health.begin_probe().then(|| Arc::clone(&member));
-        let booked = Change::of(work);
+        let booked = Change { absent: i64::from(role == Role::Decode), ..Change::of(work) };
         let leg = Self { role, pool, member, booked, probes };
         leg.change(booked);
         leg
     }
 
+    /// The request is at its engine, which a decode leg is not while its prompt is computed elsewhere.
+    pub fn arrived(&mut self) {
+        let arrives = Change { absent: -self.booked.absent, ..Change::default() };
+        self.change(arrives);
+        self.booked = self.booked.plus(arrives);
+    }
+
     /// The engine has begun to decode: what was to be prefilled is now held.
     pub fn prefill_done(&mut self) {
+        self.arrived();
         if self.booked.decoding > 0 {
             return;
         }
         let moved = Change {
-            requests: 0,
             prefill_tokens: -self.booked.prefill_tokens,
             decode_tokens: self.booked.prefill_tokens,
             decoding: 1,
             prefill_micros: -self.booked.prefill_micros,
+            ..Change::default()
         };
         self.change(moved);
         self.booked = self.booked.plus(moved);
@@ -112,6 +120,7 @@ impl Leg {
             add(&booked.decode_tokens, by.decode_tokens);
             add(&booked.decoding, by.decoding);
             add(&booked.prefill_micros, by.prefill_micros);
+            add(&booked.absent, by.absent);
         };
         add(&self.member.booked);
         add(&self.member.endpoint.booked);
@@ -128,13 +137,14 @@ impl Drop for Leg {
 }
 
 /// A change of what is booked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Change {
     requests: i64,
     prefill_tokens: i64,
     decode_tokens: i64,
     decoding: i64,
     prefill_micros: i64,
+    absent: i64,
 }
 
 impl Change {
@@ -145,6 +155,7 @@ impl Change {
             decode_tokens: clamp(work.decode_tokens),
             decoding: 0,
             prefill_micros: clamp((work.prefill_seconds * 1e6) as u64),
+            absent: 0,
         }
     }
 
@@ -155,6 +166,7 @@ impl Change {
             decode_tokens: self.decode_tokens + other.decode_tokens,
             decoding: self.decoding + other.decoding,
             prefill_micros: self.prefill_micros + other.prefill_micros,
+            absent: self.absent + other.absent,
         }
     }
 
@@ -165,6 +177,7 @@ impl Change {
             decode_tokens: -self.decode_tokens,
             decoding: -self.decoding,
             prefill_micros: -self.prefill_micros,
+            absent: -self.absent,
         }
     }
 }
@@ -220,6 +233,29 @@ pub(crate) mod tests {
         assert_eq!(phases(member), (0, 0));
         assert_eq!(member.booked.read(), (0, 0, 0));
         assert_eq!(member.endpoint.booked.read(), (0, 0, 0));
+    }
+
+    /// Requests that are booked there and not there yet.
+    fn absent(member: &Member) -> u64 {
+        let booked = &member.endpoint.booked;
+        booked.read().0 - booked.at_engine()
+    }
+
+    #[test]
+    fn a_decode_leg_is_at_its_engine_once_it_is_sent() {
+        let pool = pool_of(&[endpoint("a", "10.0.0.1:1"), endpoint("b", "10.0.0.2:1")]);
+        let book = |role| Leg::book(role, Arc::clone(&pool), Arc::clone(&pool.members[0]), work(0, 1));
+        let absent = || absent(&pool.members[0]);
+        let (_whole, mut sent, mut answered, mut alone) =
+            (book(Role::Serve), book(Role::Decode), book(Role::Decode), book(Role::Decode));
+        assert_eq!(absent(), 3);
+        sent.arrived();
+        sent.arrived();
+        answered.prefill_done();
+        alone.takes_all(work(1, 1));
+        assert_eq!((absent(), pool.members[0].endpoint.booked.at_engine()), (0, 4));
+        drop(book(Role::Decode));
+        assert_eq!(absent(), 0);
     }
 
     #[test]

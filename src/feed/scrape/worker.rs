@@ -78,7 +78,7 @@ impl Worker {
     /// One page; whether any HTTP answer came.
     async fn scrape(&self, client: &Client, observer: &mut Observer, began: Instant) -> bool {
         let endpoint = &self.endpoint;
-        let own = endpoint.booked.read().0;
+        let own = endpoint.booked.at_engine();
         match client.get(observer.path()).await {
             Ok(answer) => {
                 endpoint.health.accepted();
