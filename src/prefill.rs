@@ -50,11 +50,20 @@ pub enum Outcome {
     /// The decode leg goes out with these fields.
     HandedOver(Fields, Report),
     /// It goes out with these fields, while the prefill leg goes on: it ends with the future, or with its stream.
-    Together(Fields, Pin<Box<dyn Future<Output = Report> + Send>>),
+    Together(Fields, Pin<Box<dyn Future<Output = End> + Send>>),
     /// The engine does not take the request, and says so to the client.
     Answered(Relayed, Report),
     /// The output's endpoint must do it alone.
     Failed(Fallback, Report),
+}
+
+/// How a prefill leg beside a decode leg ended.
+#[derive(Debug)]
+pub struct End {
+    /// What became of it.
+    pub report: Report,
+    /// What the engine says to the client, if it does not take the request.
+    pub relayed: Option<Relayed>,
 }
 
 /// An engine's answer for the client.
@@ -157,11 +166,11 @@ impl Prefiller {
             let mut call = Box::pin(client::answer(response));
             let early = tokio::select! {
                 biased;
-                answer = &mut call => Some(answer),
+                answer = &mut call => Some(judged(answer, member)),
                 _ = connection.wait_for_connection_metadata() => None,
-                () = tokio::time::sleep_until(deadline) => Some(Err(Failure::Broken)),
+                () = tokio::time::sleep_until(deadline) => Some(Err(Miss::Next(Fallback::Timeout))),
             };
-            match early.map(|answer| judged(answer, member)) {
+            match early {
                 Some(Err(Miss::Next(reason))) => run.failed(reason, member),
                 Some(Err(Miss::Relay(relayed))) => {
                     return Outcome::Answered(relayed, run.report(member, None, None));
@@ -178,14 +187,15 @@ impl Prefiller {
                             None => timed(call, &member, deadline).await,
                         };
                         let forecast = handoff.pick.forecast;
-                        let (usage, failure) = match answer {
+                        let (usage, failure, relayed) = match answer {
                             Ok(answer) => {
-                                (learn(&answer, &member, &handoff, forecast, run.attempt.elapsed()), None)
+                                let took = run.attempt.elapsed();
+                                (learn(&answer, &member, &handoff, forecast, took), None, None)
                             }
-                            Err(Miss::Next(reason)) => (None, Some(reason)),
-                            Err(Miss::Relay(_)) => (None, Some(Fallback::Engine)),
+                            Err(Miss::Next(reason)) => (None, Some(reason), None),
+                            Err(Miss::Relay(relayed)) => (None, None, Some(relayed)),
                         };
-                        run.report(&member, usage, failure)
+                        End { report: run.report(&member, usage, failure), relayed }
                     };
                     return Outcome::Together(fields, Box::pin(rest));
                 }

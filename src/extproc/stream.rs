@@ -28,7 +28,6 @@ use crate::admission::Permit;
 use crate::admission::limits::Limiting;
 use crate::decide::{Arrived, Decided, Held, Served, Verdict};
 use crate::decision::Record;
-use crate::disagg::Report;
 use crate::prefill;
 use crate::refusal::{Reason, Refusal};
 use crate::state::ObjectName;
@@ -120,7 +119,7 @@ enum Event {
     Decided(Box<Decided>),
     Turn(Result<Permit, Refusal>),
     Prefilled(prefill::Outcome),
-    LegEnded(Report),
+    LegEnded(prefill::End),
     Timer(Timer),
     DrainOver,
     /// Envoy reset the stream, or sent a message that cannot be taken.
@@ -180,7 +179,7 @@ impl Driver {
                 }
                 Event::Turn(turn) => self.turn(turn),
                 Event::Prefilled(outcome) => self.prefilled(outcome),
-                Event::LegEnded(report) => self.leg_ended(report),
+                Event::LegEnded(end) => self.leg_ended(end),
                 Event::Timer(timer) => self.timeout(timer),
                 Event::DrainOver => self.drain_over(),
                 Event::Failed(status) => self.failed(&status),
@@ -200,7 +199,7 @@ impl Driver {
             decided = poll_option(self.deciding.as_mut()) => Event::Decided(Box::new(decided)),
             turn = poll_turn(self.waiting.as_mut()) => Event::Turn(turn),
             outcome = poll_option(self.prefilling.as_mut().map(|p| &mut p.run)) => Event::Prefilled(outcome),
-            report = poll_option(self.leg_end.as_mut()) => Event::LegEnded(report),
+            end = poll_option(self.leg_end.as_mut()) => Event::LegEnded(end),
             timer = poll_timer(&mut self.timer) => Event::Timer(timer),
             () = &mut self.drain_over => Event::DrainOver,
         }

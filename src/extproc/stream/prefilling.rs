@@ -11,14 +11,14 @@ use super::serving::Serving;
 use crate::decide::Served;
 use crate::decision::Record;
 use crate::disagg::{Fallback, Handoff, Report};
-use crate::prefill::Outcome;
+use crate::prefill::{End, Outcome};
 use crate::refusal::{Reason, Refusal};
 
 /// How long prefill engines keep blocks that nobody fetches: vLLM's `kv_lease_duration`.
 const LEASE: Duration = Duration::from_secs(30);
 
 /// The end of a prefill leg that goes on beside the decode leg.
-pub type LegEnd = Pin<Box<dyn Future<Output = Report> + Send>>;
+pub type LegEnd = Pin<Box<dyn Future<Output = End> + Send>>;
 
 /// A request whose prompt is being computed elsewhere. Dropping it ends that, and releases what is booked.
 pub struct Prefilling {
@@ -99,17 +99,25 @@ impl Driver {
 
     /// A prefill leg beside the decode leg has ended. If it failed before anything was seen of a response, the decode engine
     /// waits for blocks that never come: better an answer now than its timeout.
-    pub(super) fn leg_ended(&mut self, report: Report) {
+    pub(super) fn leg_ended(&mut self, end: End) {
         self.leg_end = None;
         let Some(Serving { mut record, served }) = self.serving.take() else { return };
+        let End { report, relayed } = end;
         let failure = report.failure;
         match failure {
-            None => note_success(&served, &record, &report),
             Some(why) => served.leg.pool.memory.metrics.disaggregation.fell_back(why),
+            None if relayed.is_none() => note_success(&served, &record, &report),
+            None => {}
         }
         record.prefill = Some(report);
-        match failure {
-            Some(why) if !self.exchange.progress.response_begun => {
+        let unanswered = !self.exchange.progress.response_begun;
+        match (failure, relayed) {
+            (_, Some(relayed)) if unanswered => {
+                let status = relayed.status;
+                self.exchange.relay(relayed, &mut self.outbox);
+                self.shared.ledger.relayed(record, &served.leg.pool, status);
+            }
+            (Some(why), _) if unanswered => {
                 let message =
                     format!("the prefill endpoint failed after its request was sent: {}", why.name());
                 let refusal =
