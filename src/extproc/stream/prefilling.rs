@@ -97,8 +97,8 @@ impl Driver {
         self.serve(served, record);
     }
 
-    /// A prefill leg beside the decode leg has ended. If it failed before anything was seen of a response, the decode engine
-    /// waits for blocks that never come: better an answer now than its timeout.
+    /// A prefill leg beside the decode leg has ended. If it failed before the decode engine has shown that it has the blocks,
+    /// it waits for what never comes: better an end now than its timeout.
     pub(super) fn leg_ended(&mut self, end: End) {
         self.leg_end = None;
         let Some(Serving { mut record, served }) = self.serving.take() else { return };
@@ -110,7 +110,7 @@ impl Driver {
             None => {}
         }
         record.prefill = Some(report);
-        let unanswered = !self.exchange.progress.response_begun;
+        let unanswered = !self.has_output();
         match (failure, relayed) {
             (_, Some(relayed)) if unanswered => {
                 let status = relayed.status;
@@ -125,6 +125,17 @@ impl Driver {
                 self.refuse_served(&served, record, &refusal);
             }
             _ => self.serving = Some(Serving { served, record }),
+        }
+    }
+
+    /// Whether output was seen. Engines send the headers of a stream before they have its prompt; where bodies do not pass
+    /// here, headers are all there is to go by.
+    fn has_output(&self) -> bool {
+        let progress = &self.exchange.progress;
+        if self.exchange.sees_response_body() {
+            progress.complete || progress.first_byte.is_some()
+        } else {
+            progress.response_begun
         }
     }
 }
