@@ -144,7 +144,7 @@ impl Prefiller {
                 Err(Miss::Next(reason)) => run.failed(reason, member),
             }
         }
-        run.exhausted(&members[0])
+        run.exhausted(&members[members.len() - 1])
     }
 
     /// Decode as soon as prefill has a connection.
@@ -201,7 +201,7 @@ impl Prefiller {
                 }
             }
         }
-        run.exhausted(&members[0])
+        run.exhausted(&members[members.len() - 1])
     }
 
     /// Endpoints to try, in order; the only one twice.
@@ -268,6 +268,8 @@ fn judged(answer: Result<Answer, Failure>, member: &Member) -> Result<Bytes, Mis
         }
         Err(Failure::Refused) => {
             health.refused();
+            // One refusal proves nothing, but the next request need not wait for a second one.
+            health.missed(Millis::now());
             Err(Miss::Next(Fallback::Refused))
         }
         Err(Failure::Broken) => Err(Miss::Next(Fallback::Broken)),
@@ -344,5 +346,23 @@ impl Run {
     fn exhausted(self, member: &Member) -> Outcome {
         let reason = self.last.unwrap_or(Fallback::Broken);
         Outcome::Failed(reason, self.report(member, None, Some(reason)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::testing::pool;
+    use crate::state::health::State;
+
+    #[test]
+    fn an_endpoint_that_refuses_is_avoided_before_it_counts_as_down() {
+        let pool = pool(1);
+        let member = &pool.members[0];
+        member.endpoint.health.accepted();
+        let judged = judged(Err(Failure::Refused), member);
+        assert!(matches!(judged, Err(Miss::Next(Fallback::Refused))));
+        assert_eq!(member.endpoint.health.state(), State::Up);
+        assert!(member.endpoint.health.is_full(Millis::now()));
     }
 }
