@@ -108,6 +108,7 @@ mod envoy {
     mod drain;
     mod failures;
     mod forgery;
+    mod handover;
     mod identity;
     mod limits;
     mod outage;
@@ -115,6 +116,7 @@ mod envoy {
     mod queues;
     mod reservations;
     mod retries;
+    mod roles;
     mod rungs;
     mod sessions;
     mod settings;

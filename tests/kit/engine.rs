@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use parking_lot::Mutex;
 use pilotfish::engine::{Engine, EngineConfig, EngineState, Fault};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::eventually::eventually;
@@ -116,5 +118,83 @@ async fn page(State(shared): State<Arc<Shared>>) -> Response {
         Answer::Page(kind, text) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
         Answer::Status(status) => StatusCode::from_u16(status).unwrap().into_response(),
         Answer::Hang => std::future::pending().await,
+    }
+}
+
+/// How a scripted engine answers inference.
+#[derive(Clone, Debug)]
+pub enum Script {
+    /// This status, content type and body.
+    Answer(u16, &'static str, String),
+    /// 200 and half of a body.
+    BreakOff,
+    /// Nothing, until another script is set.
+    Hold,
+}
+
+/// An engine that answers inference as a test says, and looks well to scrapes.
+#[derive(Debug)]
+pub struct ScriptedEngine {
+    /// Where it listens.
+    pub address: SocketAddr,
+    lines: Arc<Lines>,
+    _task: AbortOnDropHandle<()>,
+}
+
+#[derive(Debug)]
+struct Lines {
+    script: watch::Sender<Script>,
+    asked: AtomicU64,
+}
+
+impl ScriptedEngine {
+    /// Starts one on a free port of loopback.
+    pub async fn start(script: Script) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let lines = Arc::new(Lines { script: watch::Sender::new(script), asked: AtomicU64::new(0) });
+        let page = "process_start_time_seconds 1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n";
+        let models = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+        let json = [(header::CONTENT_TYPE, "application/json")];
+        let router = Router::new()
+            .route(
+                "/metrics",
+                get(async move || ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page)),
+            )
+            .route("/v1/models", get(async move || (json, models)))
+            .fallback(play)
+            .with_state(Arc::clone(&lines));
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { address, lines, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// Answers so from now on, what is held too.
+    pub fn play(&self, script: Script) {
+        self.lines.script.send_replace(script);
+    }
+
+    /// Requests for inference so far.
+    pub fn asked(&self) -> u64 {
+        self.lines.asked.load(Ordering::SeqCst)
+    }
+}
+
+async fn play(State(lines): State<Arc<Lines>>, method: Method) -> Response {
+    if method != Method::POST {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    lines.asked.fetch_add(1, Ordering::SeqCst);
+    // The sender lives in the state: waiting cannot fail.
+    let script =
+        lines.script.subscribe().wait_for(|script| !matches!(script, Script::Hold)).await.unwrap().clone();
+    match script {
+        Script::Answer(status, kind, body) => {
+            (StatusCode::from_u16(status).unwrap(), [(header::CONTENT_TYPE, kind)], body).into_response()
+        }
+        Script::BreakOff => {
+            let half = futures::stream::iter([Ok("{\"id\":\"x\","), Err(std::io::Error::other("cut"))]);
+            ([(header::CONTENT_LENGTH, "1000")], Body::from_stream(half)).into_response()
+        }
+        Script::Hold => unreachable!("it waited for another"),
     }
 }
