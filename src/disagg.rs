@@ -18,6 +18,6 @@ mod sglang;
 mod shared_storage;
 pub mod sidecar;
 
-pub use body::{is_batch, may_be_split, without_transfer_fields};
+pub use body::{has_transfer_fields, is_batch, may_be_split, without_transfer_fields};
 pub use connector::{Connector, Fields, Meeting, Order, Prefilled, bootstrap_port, of};
 pub use handoff::{Fallback, Handoff, Original, Report};

@@ -49,10 +49,12 @@ impl Halves<'_> {
         disagg::of(self.roles.connector)
     }
 
-    /// Whether it may be split: what generates nothing, and what its connector cannot hand over, may not.
+    /// Whether it may be split: what generates nothing, what its connector cannot hand over, and what says itself where its
+    /// blocks are, may not.
     pub fn may_be_split(&self) -> bool {
         let request = self.request;
         request.n > 0
+            && !(self.allow_transfer_fields && disagg::has_transfer_fields(&self.text))
             && request.max_tokens != Some(0)
             && disagg::may_be_split(request.api, &self.text)
             && (self.connector().takes_batches() || !disagg::is_batch(&self.text))

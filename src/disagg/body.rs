@@ -115,6 +115,11 @@ fn one_of_each(object: &Outline<'_>, edits: &mut Edits) -> bool {
     limited
 }
 
+/// Whether a body tells engines where KV blocks are.
+pub fn has_transfer_fields(body: &Outline<'_>) -> bool {
+    body.members().iter().any(|member| is_transfer_field(&member.name) && member.text != "null")
+}
+
 /// Takes out of a client's body what only we may tell engines.
 pub fn without_transfer_fields(body: &Outline<'_>, edits: &mut Edits) {
     body.remove(is_transfer_field, edits);

@@ -272,7 +272,7 @@ async fn what_a_client_says_of_transfers_reaches_no_engine(
 async fn a_trusted_client_speaks_of_transfers_itself(
     #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
     #[values("nixl", "http")] connector: &'static str,
-    #[values("\"echo\":true,")] more: &str,
+    #[values("", "\"echo\":true,")] more: &str,
 ) {
     let trusting = |picker| unscraped(picker).switch("--allow-transfer-fields");
     let stand = Plan::new(setup, connector).start(trusting).await;
