@@ -124,6 +124,17 @@ pub fn continue_response_trailers() -> ProcessingResponse {
     message(Response::ResponseTrailers(TrailersResponse::default()))
 }
 
+/// Retries that Envoy may make, if not its own number. Where endpoints have roles, no more than there are alternatives: what
+/// Envoy falls back to knows of no roles.
+fn retries(served: &Served) -> Option<u32> {
+    let asked = served.traffic.attempts;
+    if served.leg.pool.disaggregation.is_none() {
+        return asked;
+    }
+    let alternatives = served.ranked.len().saturating_sub(1) as u32;
+    Some(asked.map_or(alternatives, |asked| asked.min(alternatives)))
+}
+
 /// What a decision changes in the request's headers.
 pub fn mutation(served: &Served, new_length: Option<usize>) -> HeaderMutation {
     let mut set = vec![set_header(DESTINATION, destinations(served))];
@@ -141,8 +152,8 @@ pub fn mutation(served: &Served, new_length: Option<usize>) -> HeaderMutation {
     if let Some(timeout) = served.traffic.timeout {
         set.push(set_header("x-envoy-upstream-rq-timeout-ms", timeout.as_millis().to_string()));
     }
-    if let Some(attempts) = served.traffic.attempts {
-        set.push(set_header("x-envoy-max-retries", attempts.to_string()));
+    if let Some(retries) = retries(served) {
+        set.push(set_header("x-envoy-max-retries", retries.to_string()));
     }
     let destination = |name: &&str| *name != DESTINATION;
     let mut remove: Vec<String> = served.head.to_remove().filter(destination).map(str::to_owned).collect();

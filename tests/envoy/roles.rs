@@ -55,7 +55,7 @@ async fn another_decode_endpoint_of_the_group_fetches_the_blocks(
 #[rstest]
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_only_decode_endpoint_the_client_is_told(
-    #[values(Setup::FullDuplex)] setup: Setup,
+    #[values(Setup::StaticFailOpen, Setup::FullDuplex, Setup::GatewayShaped)] setup: Setup,
     #[values("nixl", "sglang", "http")] connector: &'static str,
 ) {
     let stand = Plan::new(setup, connector).start(unscraped).await;
