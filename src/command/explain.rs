@@ -138,12 +138,12 @@ fn table(decision: &Value) -> String {
         decision["prompt_tokens"],
     );
     if let Some(split) = decision["split"].as_str() {
-        out.push_str(&format!("prefill and decode: {split}\n"));
+        out.extend(["prefill and decode: ", split, "\n"]);
     }
     let legs = decision["legs"].as_array().map_or(&[][..], Vec::as_slice);
     for leg in legs {
         if legs.len() > 1 {
-            out.push_str(&format!("{}:\n", text(&leg["role"])));
+            out.extend([&text(&leg["role"]), ":\n"]);
         }
         leg["candidates"]
             .as_array()

@@ -291,6 +291,10 @@ impl Driver {
         if let Err(refusal) = self.exchange.serve(&mut served, &record, now, &mut self.outbox) {
             return self.refuse_served(&served, record, &refusal);
         }
+        // Beside a prefill leg the engine waits for blocks, and is not to be taken for one that stands still.
+        if self.leg_end.is_none() && served.by_sidecar.is_none() {
+            served.leg.arrived();
+        }
         if matches!(served.limiting, Limiting::ByEnvoy { .. }) {
             self.shared.metrics.limit_filter.told();
         }

@@ -101,7 +101,8 @@ impl Driver {
     /// it waits for what never comes: better an end now than its timeout.
     pub(super) fn leg_ended(&mut self, end: End) {
         self.leg_end = None;
-        let Some(Serving { mut record, served }) = self.serving.take() else { return };
+        let Some(Serving { mut record, mut served }) = self.serving.take() else { return };
+        served.leg.arrived();
         let End { report, relayed } = end;
         let failure = report.failure;
         match failure {
