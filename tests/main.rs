@@ -120,6 +120,7 @@ mod envoy {
     mod rungs;
     mod sessions;
     mod settings;
+    mod slow_prefill;
     mod streaming;
     mod tls;
 }

@@ -22,7 +22,7 @@ use super::{
 use crate::index::Held;
 use crate::refusal::{Reason, Refusal};
 use crate::session::Outcome;
-use crate::state::disaggregation::{Disaggregation, KvConnector};
+use crate::state::disaggregation::{Disaggregation, KvConnector, Placement};
 use crate::state::rates::{self, Forecast};
 use crate::state::reservation::{Leg, Role, Work};
 use crate::state::{Endpoint, Member, Pool};
@@ -119,7 +119,7 @@ pub(super) fn plan(
     space.keep_all();
     let (serving, prefill) = (&pipeline.profile, &pipeline.prefill);
     let model = serving.cost_model().unwrap_or_default();
-    let whole = narrow(space, cx, serving);
+    let whole = narrow(space, cx, serving).map_err(|refusal| without_decode(cx, roles).unwrap_or(refusal));
     let best = whole.is_ok().then(|| space.best()).flatten().map(|at| space.candidates[at]);
     let prompt = cx.ask.prompt.tokens;
     let uncached = prompt - best.map_or(0, |best| u64::from(best.held.tokens));
@@ -250,6 +250,16 @@ impl Pair {
             split: Some(Split::Pair),
         }
     }
+}
+
+/// Why nobody serves a request in a pool of prefill endpoints.
+fn without_decode(cx: &Cycle<'_>, roles: &Disaggregation) -> Option<Refusal> {
+    let decodes = |placement: &Placement| placement.role.decodes();
+    if roles.placements.iter().flatten().any(decodes) {
+        return None;
+    }
+    let why = format!("pool {} has no decode endpoint: none carries its labels and a group", cx.pool.label);
+    Some(Refusal::new(Reason::NoEndpoints, why).retry_after(Duration::from_secs(1)))
 }
 
 /// Why nobody serves a request in a pool whose decode endpoints take no whole requests.

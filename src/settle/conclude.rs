@@ -61,8 +61,11 @@ impl Ledger {
             let first_token = first_token + closing.record.stages.prefill;
             counted.time_to_first_token.observe(first_token.as_secs_f64());
         }
-        if let Some(lasted) = closing.lasted.filter(|_| closing.record.was_split()) {
-            counted.disaggregation.decode.observe(lasted.as_secs_f64());
+        if let Some(decided) =
+            progress.decided.filter(|_| closing.record.was_split() && outcome == Outcome::Complete)
+        {
+            let ended = closing.started + closing.record.stages.total;
+            counted.disaggregation.decode.observe(ended.duration_since(decided).as_secs_f64());
         }
         let usage = settle_usage(&closing, facts, outcome, status);
         if let Some(charge) = closing.charge.take() {

@@ -68,6 +68,7 @@ impl Driver {
                 let status = relayed.status;
                 record.prefill = Some(report);
                 self.exchange.relay(relayed, &mut self.outbox);
+                record.stages.total = self.started.elapsed();
                 self.shared.ledger.relayed(record, &served.leg.pool, status);
             }
             Outcome::Failed(reason, report) => {
@@ -116,6 +117,7 @@ impl Driver {
             (_, Some(relayed)) if unanswered => {
                 let status = relayed.status;
                 self.exchange.relay(relayed, &mut self.outbox);
+                record.stages.total = self.started.elapsed();
                 self.shared.ledger.relayed(record, &served.leg.pool, status);
             }
             (Some(why), _) if unanswered => {

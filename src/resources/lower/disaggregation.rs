@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use super::{Located, Report};
 use crate::document::Problems;
 use crate::resources::{InferencePoolSpec, ModelServerSpec};
-use crate::state::disaggregation::{DataParallel, DisaggregationSpec, KvConnector, RoleLabels, TransferSpec};
-use crate::state::endpoint::EngineKind;
+use crate::state::disaggregation::{
+    DataParallel, DisaggregationSpec, EngineRole, KvConnector, RoleLabels, TransferSpec,
+};
+use crate::state::endpoint::{EndpointSpec, EngineKind};
+use crate::topology::PoolSpec;
 
 /// The annotation of a pool that names its connector; it wins over `kvConnector.type`.
 pub const CONNECTOR: &str = "pilotfish.dev/kv-connector";
@@ -55,6 +58,37 @@ pub(super) fn of_server(
         }
     };
     DisaggregationSpec { labels, connector }
+}
+
+/// Warns where endpoints of one role are missing, and of endpoints that have no role or no group.
+pub(super) fn report_roles(
+    problems: &mut Problems,
+    document: &Located<ModelServerSpec>,
+    pool: &PoolSpec,
+    endpoints: &[EndpointSpec],
+) {
+    let Some(DisaggregationSpec { labels: labels @ RoleLabels::Group { .. }, .. }) = &pool.disaggregation
+    else {
+        return;
+    };
+    let place = document.place(&["spec", "workloadSelector", "pdGroup"]);
+    let selected: Vec<&EndpointSpec> = endpoints.iter().filter(|endpoint| pool.selects(endpoint)).collect();
+    let roles: Vec<_> = selected.iter().map(|endpoint| labels.read(&endpoint.labels)).collect();
+    if selected.is_empty() {
+        return;
+    }
+    for (missing, has) in
+        [("prefills", EngineRole::prefills as fn(EngineRole) -> bool), ("decodes", EngineRole::decodes)]
+    {
+        if !roles.iter().flatten().any(|(role, _)| has(*role)) {
+            let advice = Some("label one so, and with the group's key".to_owned());
+            problems.warning(place, format!("no endpoint {missing}"), advice);
+        }
+    }
+    for (endpoint, _) in selected.iter().zip(&roles).filter(|(_, role)| role.is_none()) {
+        let why = format!("Endpoint {} has no role or no group, and takes no request", endpoint.name);
+        problems.warning(place, why, None);
+    }
 }
 
 /// What an InferencePool says: llm-d's role labels, and its sidecar unless another connector is annotated.

@@ -42,6 +42,9 @@ impl Reader {
                 &["spec", "workloadSelector"],
                 files.then_some(endpoints),
             );
+            if files {
+                disaggregation::report_roles(problems, document, &pool, endpoints);
+            }
             pools.push(pool);
         }
         for document in &self.inference_pools {

@@ -143,3 +143,57 @@ fn of_a_model_server_and_a_pool_of_its_name_the_server_serves() {
     let kinds: Vec<PoolKind> = lowered.world.pools.iter().map(|pool| pool.name.kind).collect();
     assert_eq!(kinds, [PoolKind::ModelServer]);
 }
+
+/// What is said of a ModelServer with `pdGroup`, its annotations and connector, and endpoints with these labels.
+fn of_pairs(annotations: &str, more: &str, labels: &[&str]) -> (crate::topology::PoolSpec, Vec<String>) {
+    let mut text = format!(
+        "apiVersion: networking.serving.volcano.sh/v1alpha1\nkind: ModelServer\nmetadata: {{name: s, annotations: \
+         {{{annotations}}}}}\nspec:\n  {more}\n  workloadPort: {{port: 8000}}\n  workloadSelector: {{matchLabels: {{app: s}}, pdGroup: \
+         {{groupKey: g, prefillLabels: {{role: p}}, decodeLabels: {{role: d}}}}}}\n"
+    );
+    for (at, labels) in labels.iter().enumerate() {
+        text += &format!(
+            "---\napiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {{name: e{at}, labels: {{app: s, {labels}}}}}\n\
+             spec: {{address: '10.0.0.{at}:8000'}}\n"
+        );
+    }
+    let lowered = lower(&[("r.yaml", std::sync::Arc::from(text.as_str()))]);
+    let shown = lowered.problems.iter().map(|problem| problem.message.clone()).collect();
+    (lowered.world.pools.into_iter().next().unwrap(), shown)
+}
+
+const PAIR: [&str; 2] = ["g: a, role: p", "g: a, role: d"];
+
+#[rstest::rstest]
+#[case("", "inferenceEngine: vLLM", "http")]
+#[case("", "inferenceEngine: SGLang", "sglang")]
+#[case("", "inferenceEngine: vLLM\n  kvConnector: {type: nixl}", "nixl")]
+#[case("", "inferenceEngine: SGLang\n  kvConnector: {type: http}", "sglang")]
+#[case("pilotfish.dev/kv-connector: http", "inferenceEngine: SGLang", "http")]
+#[case(
+    "pilotfish.dev/kv-connector: sidecar",
+    "inferenceEngine: vLLM\n  kvConnector: {type: nixl}",
+    "sidecar"
+)]
+fn connectors_are_named_by_annotation_then_by_document_then_by_engine(
+    #[case] annotations: &str,
+    #[case] more: &str,
+    #[case] expected: &str,
+) {
+    let (pool, problems) = of_pairs(annotations, more, &PAIR);
+    assert_eq!((pool.disaggregation.unwrap().connector.name(), problems), (expected, Vec::new()));
+}
+
+#[rstest::rstest]
+#[case("", &["g: a, role: p"], "no endpoint decodes")]
+#[case("", &["g: a, role: d"], "no endpoint prefills")]
+#[case("", &["g: a, role: p", "g: a, role: d", "role: d"], "Endpoint default/e2 has no role or no group, and takes no request")]
+#[case("pilotfish.dev/kv-connector: nixle", &PAIR, "unknown connector `nixle`")]
+fn what_is_wrong_with_pairs_is_said(
+    #[case] annotations: &str,
+    #[case] labels: &[&str],
+    #[case] expected: &str,
+) {
+    let (_, problems) = of_pairs(annotations, "inferenceEngine: vLLM", labels);
+    assert_eq!(problems, [expected]);
+}
