@@ -172,6 +172,8 @@ pub struct Served {
     pub withhold_usage: bool,
     /// Timeout and retries of the pool.
     pub traffic: TrafficPolicy,
+    /// Output tokens expected.
+    pub expected_output: u64,
     /// How long the endpoint was expected to take.
     pub forecast: Forecast,
     /// When the engine should have prefilled the prompt.
@@ -234,7 +236,7 @@ impl Decider {
         let path = arrived.head.path();
         let prompt = self.prepare(&mut record, &pipeline, &routed, &request, path, text.bytes()).await;
         let sessions = self.sessions(&pipeline, &arrived.head, &routed.pool);
-        let halves = self.halves(&request, &routed, text.bytes());
+        let halves = self.halves(path, &request, &routed, text.bytes());
         let ask = Ask {
             subset: arrived.subset.as_ref(),
             sessions: &sessions,

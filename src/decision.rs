@@ -16,6 +16,7 @@ use crate::refusal::Reason;
 use crate::schedule::{LegRecord, Split};
 use crate::session;
 use crate::state::cache::Rung;
+use crate::state::reservation::Role;
 use crate::usage::{Usage, UsageSource};
 
 /// Bytes of a client's string that a record keeps.
@@ -217,7 +218,7 @@ impl Record {
 impl Record {
     /// Whether another endpoint computed its prompt.
     pub fn was_split(&self) -> bool {
-        self.prefill.as_ref().is_some_and(|report| report.failure.is_none())
+        self.legs.first().is_some_and(|leg| leg.role == Role::Decode)
     }
 
     /// Notes what the choice is believed to hold.

@@ -19,5 +19,5 @@ mod shared_storage;
 pub mod sidecar;
 
 pub use body::{has_transfer_fields, is_batch, may_be_split, without_transfer_fields};
-pub use connector::{Connector, Fields, Meeting, Order, Prefilled, bootstrap_port, of};
+pub use connector::{Connector, Fields, Meeting, Order, Prefilled, Useless, bootstrap_port, of};
 pub use handoff::{Fallback, Handoff, Original, Report};

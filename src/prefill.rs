@@ -5,17 +5,18 @@
 mod client;
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 pub use client::Protocol;
 use client::{Answer, Client, Failure};
 
-use crate::disagg::{Fallback, Fields, Handoff, Order, Prefilled, Report, bootstrap_port};
+use crate::disagg::{Fallback, Fields, Handoff, Order, Prefilled, Report, Useless, bootstrap_port};
 use crate::state::Member;
 use crate::state::rates::{Forecast, Pace, Speed};
 use crate::state::signals::Millis;
@@ -37,6 +38,11 @@ impl Default for Settings {
         Self { timeout: Duration::from_mins(1), attempts: 2, protocol: Protocol::Http1 }
     }
 }
+
+/// How much longer than its answer an engine's bootstrap server may take.
+const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(1);
+/// A leg beside its decode leg ends when the blocks were fetched: it waits for the decode engine's queue, too.
+const TOGETHER_TIMES: u32 = 5;
 
 /// Calls prefill engines.
 #[derive(Debug)]
@@ -181,17 +187,15 @@ impl Prefiller {
                         continue;
                     };
                     let member = Arc::clone(member);
+                    let last = run.attempt + self.settings.timeout.saturating_mul(TOGETHER_TIMES);
                     let rest = async move {
                         let answer = match ready {
                             Some(answer) => answer,
-                            None => timed(call, &member, deadline).await,
+                            None => timed(call, &member, last).await,
                         };
-                        let forecast = handoff.pick.forecast;
+                        // Its time is that of two queues, and teaches nothing.
                         let (usage, failure, relayed) = match answer {
-                            Ok(answer) => {
-                                let took = run.attempt.elapsed();
-                                (learn(&answer, &member, &handoff, forecast, took), None, None)
-                            }
+                            Ok(answer) => (counted(&answer, &member, &handoff), None, None),
                             Err(Miss::Next(reason)) => (None, Some(reason), None),
                             Err(Miss::Relay(relayed)) => (None, None, Some(relayed)),
                         };
@@ -224,13 +228,22 @@ impl Prefiller {
                 std::net::SocketAddr::new(member.endpoint.address.ip(), bootstrap_port(&member.endpoint));
             self.client.get(&address.to_string(), handoff.bootstrap_path()?).await
         };
-        // An engine that does not answer the one would not have answered the other; one that has no such server is asked in
-        // vain, which costs nothing while it prefills.
-        let both = async {
-            tokio::join!(timed(client::answer(response), member, deadline), timeout_at(deadline, bootstrap))
+        let mut call = pin!(timed(client::answer(response), member, deadline));
+        let mut bootstrap = pin!(bootstrap);
+        let mut known = None;
+        let answer = tokio::select! {
+            answer = &mut call => answer?,
+            found = &mut bootstrap => {
+                known = Some(found);
+                call.await?
+            }
         };
-        let (answer, bootstrap) = both.await;
-        Ok(Success { answer: answer?, bootstrap: bootstrap.ok().flatten() })
+        // Engines that say all in their answer have no such server: only where it is missed, it gets time of its own.
+        let alone = Prefilled { answer: &answer, bootstrap: None };
+        if known.is_none() && handoff.decode_fields(member, alone) == Err(Useless::Bootstrap) {
+            known = timeout(BOOTSTRAP_TIMEOUT, bootstrap).await.ok();
+        }
+        Ok(Success { answer, bootstrap: known.flatten() })
     }
 }
 
@@ -267,7 +280,6 @@ fn judged(answer: Result<Answer, Failure>, member: &Member) -> Result<Bytes, Mis
             }
         }
         Err(Failure::Refused) => {
-            health.refused();
             // One refusal proves nothing, but the next request need not wait for a second one.
             health.missed(Millis::now());
             Err(Miss::Next(Fallback::Refused))
@@ -284,10 +296,7 @@ fn learn(
     forecast: Forecast,
     took: Duration,
 ) -> Option<Usage> {
-    let mut scanner = Scanner::new(Some("application/json"), None, false);
-    scanner.push(answer);
-    scanner.finish();
-    let usage = scanner.usage();
+    let usage = counted(answer, member, handoff);
     let chosen = Arc::ptr_eq(&handoff.pick.ranked[0].endpoint, &member.endpoint);
     if let Some(usage) = usage.filter(|usage| chosen && usage.prompt > 0) {
         let learned = &handoff.pick.leg.pool.memory.learned;
@@ -299,6 +308,21 @@ fn learn(
         for (rates, speed) in [(&endpoint.rates, Speed::default()), (&learned.rates, endpoint.speed())] {
             rates.learn(&forecast, &pace, speed, Millis::now());
         }
+    }
+    usage
+}
+
+/// What the engine counted of a prompt.
+fn counted(answer: &[u8], member: &Member, handoff: &Handoff) -> Option<Usage> {
+    let mut scanner = Scanner::new(Some("application/json"), None, false);
+    scanner.push(answer);
+    scanner.finish();
+    let usage = scanner.usage();
+    let endpoint = &member.endpoint;
+    let predicted = u64::from(handoff.pick.held.tokens);
+    endpoint.predicted_cached_tokens.fetch_add(predicted, Ordering::Relaxed);
+    if let Some(cached) = usage.and_then(|usage| usage.cached) {
+        endpoint.reported_cached_tokens.fetch_add(cached, Ordering::Relaxed);
     }
     usage
 }

@@ -78,6 +78,8 @@ pub struct Picked {
     pub records: SmallVec<[LegRecord; 1]>,
     /// What the choice is believed to hold of the prompt already.
     pub held: Held,
+    /// Output tokens expected.
+    pub output: u64,
     /// How long it was expected to take.
     pub forecast: Forecast,
     /// What became of its session; `None` where no plugin asks.
@@ -209,7 +211,17 @@ impl Scheduler {
         let record = record(&mut space, &pipeline.profile, &cx, Some(work));
         let ranked = space.ranked.iter().map(|&at| Arc::clone(space.endpoint(pool, at))).collect();
         self.remember(pipeline, ask.prompt, &leg.member.endpoint, cx.now);
-        Ok(Picked { ranked, leg, records: smallvec![record], held, forecast, session, prefill: None, split })
+        Ok(Picked {
+            ranked,
+            leg,
+            records: smallvec![record],
+            held,
+            output,
+            forecast,
+            session,
+            prefill: None,
+            split,
+        })
     }
 
     /// What was sent to `endpoint` is there from now on, as far as its cache reaches.

@@ -13,6 +13,18 @@ const PD: &str = "pd-profile-handler";
 /// The decider of [`PD`] unless it names another.
 const PD_DECIDER: &str = "prefix-based-pd-decider";
 
+/// Parameters of [`PD`]; those of the prefix and of ports have no effect, since neither is told by it here.
+const PD_MEMBERS: [&str; 8] = [
+    "decodeProfile",
+    "prefillProfile",
+    "deciderPluginName",
+    "threshold",
+    "prefixPluginType",
+    "prefixPluginName",
+    "primaryPort",
+    "hashBlockSize",
+];
+
 /// What a handler says; without one, llm-d's names.
 pub struct Stages<'n> {
     /// The profile of who generates the output.
@@ -74,9 +86,19 @@ pub fn decider(reader: &mut Reader<'_>, ready: &[Ready<'_>]) -> Option<Arc<dyn P
     let parameters = handler.listed.parameters;
     let named = match handler.listed.type_name {
         PD => {
+            if let Some(node) = parameters.filter(|node| !node.is_blank()) {
+                reader.members(node, "the parameters of a profile handler", &PD_MEMBERS);
+            }
             let named = parameters.and_then(|node| node.get("deciderPluginName"));
             if named.is_none() {
-                return Some(find(ready, PD_DECIDER).unwrap_or_else(plugins::never_split));
+                // The oldest form: a threshold in place of a decider.
+                let threshold = parameters.and_then(|node| node.get("threshold")).map(Node::to_json);
+                let by_threshold = threshold.and_then(|threshold| {
+                    let given = serde_json::json!({"nonCachedTokens": threshold});
+                    (plugins::decide_prefix_based::KIND.build)(given).ok()?.decider
+                });
+                let listed = by_threshold.or_else(|| find(ready, PD_DECIDER));
+                return Some(listed.unwrap_or_else(plugins::never_split));
             }
             named
         }
@@ -93,8 +115,10 @@ pub fn decider(reader: &mut Reader<'_>, ready: &[Ready<'_>]) -> Option<Arc<dyn P
         }
     };
     // A stage without a decider is none.
-    let Some((node, name)) = named.and_then(|node| Some((node, node.as_str()?))) else {
-        return Some(plugins::never_split());
+    let Some(node) = named else { return Some(plugins::never_split()) };
+    let Some(name) = node.as_str() else {
+        reader.problems.error(node.place, "a decider is named by text", None);
+        return None;
     };
     let found = find(ready, name);
     if found.is_none() {

@@ -202,6 +202,7 @@ fn of_several_profiles_the_one_that_serves_is_run(#[case] handler: &str, #[case]
     (true, true)
 )]
 #[case::the_older_handler(", {type: pd-profile-handler}, {type: prefix-based-pd-decider}", (false, false))]
+#[case::the_oldest_form(", {type: pd-profile-handler, parameters: {threshold: 100}}", (true, false))]
 #[case::the_older_handler_with_a_name(
     ", {type: pd-profile-handler, parameters: {deciderPluginName: d}}, {type: always-disagg-pd-decider, name: d}",
     (true, true)

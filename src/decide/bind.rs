@@ -60,7 +60,9 @@ impl Decider {
             Some(_) => body::whole(&arrived.head, &arrived.body, decoded.take(), self.settings.max_body)?,
             None => None,
         };
-        let halves = text.as_ref().and_then(|text| self.halves(&request, &routed, text.bytes()));
+        let path = arrived.head.path();
+        let halves = text.as_ref().and_then(|text| self.halves(path, &request, &routed, text.bytes()));
+        self.refuse_unsearched(&arrived, &routed, halves.is_some())?;
         let ask = Ask {
             subset: arrived.subset.as_ref(),
             sessions: &sessions,
@@ -121,6 +123,7 @@ impl Decider {
             edits,
             withhold_usage,
             traffic: routed.pool.traffic,
+            expected_output: picked.output,
             forecast: picked.forecast,
             prefill: routed.pool.memory.learned.expected_prefill(uncached),
             stream: request.stream,

@@ -2,15 +2,11 @@
 
 use crate::request::{Api, Edits, Member, Outline};
 
-/// Members by which engines are told where KV blocks are. From a client they would make an engine fetch from anywhere.
-const TRANSFER: [&str; 6] = [
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disagg_prefill_dp_rank",
-];
+/// Members by which engines are told where KV blocks are, beside `bootstrap_*`. From a client they would make an engine fetch
+/// from anywhere.
+const TRANSFER: [&str; 3] = ["kv_transfer_params", "ec_transfer_params", "disagg_prefill_dp_rank"];
+/// Objects whose members vLLM takes for its own parameters, in the body and in its sampling parameters.
+const EXTRAS: [&str; 2] = ["extra_args", "vllm_xargs"];
 
 /// Spellings of the most tokens to generate.
 const LIMITS: [&str; 4] = ["max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"];
@@ -19,7 +15,7 @@ const UNWANTED: [&str; 4] = ["min_tokens", "min_new_tokens", "stream_options", "
 
 /// Whether a member of that name tells engines where KV blocks are.
 pub fn is_transfer_field(name: &str) -> bool {
-    TRANSFER.contains(&name)
+    TRANSFER.contains(&name) || name.starts_with("bootstrap_")
 }
 
 /// Whether the prompt of a request may be computed elsewhere than its output: its API generates, and nothing in it asks for
@@ -30,7 +26,9 @@ pub fn may_be_split(api: Api, body: &Outline<'_>) -> bool {
         Api::Completions | Api::Chat | Api::Responses | Api::Messages | Api::Generate | Api::SglangGenerate
     );
     let asks = |name: &str| body.get(name).is_some_and(|member| !matches!(member.text, "null" | "false"));
-    generates && !asks("prompt_logprobs") && !asks("echo") && !asks("return_logprob")
+    // SGLang takes a list of parameters for a batch of prompts.
+    let listed = body.get("sampling_params").is_some_and(|member| member.text.starts_with('['));
+    generates && !listed && !asks("prompt_logprobs") && !asks("echo") && !asks("return_logprob")
 }
 
 /// How many prompts a body holds; 1 unless it is a list of texts or of lists of token ids.
@@ -65,12 +63,12 @@ pub fn prefill(api: Api, body: &Outline<'_>, fields: &str) -> Edits {
     let unwanted = |name: &str| UNWANTED.contains(&name) || is_transfer_field(name);
     body.remove(unwanted, &mut edits);
     let mut limited = one_of_each(body, &mut edits);
-    let nested = body.get("sampling_params").or_else(|| body.get("parameters"));
-    let nested = nested.and_then(|member| body.of_member(member));
-    if let Some(nested) = &nested {
-        nested.remove(unwanted, &mut edits);
-        limited |= one_of_each(nested, &mut edits);
+    for object in nested(body) {
+        object.remove(unwanted, &mut edits);
+        limited |= one_of_each(&object, &mut edits);
     }
+    let sampling = body.get("sampling_params").or_else(|| body.get("parameters"));
+    let inside = sampling.and_then(|member| body.of_member(member));
     match api {
         Api::Responses if body.get("max_output_tokens").is_none() => {
             body.put_first("max_output_tokens", "1", &mut edits);
@@ -80,12 +78,14 @@ pub fn prefill(api: Api, body: &Outline<'_>, fields: &str) -> Edits {
         }
         Api::Generate | Api::SglangGenerate if !limited => {
             let name = if api == Api::Generate { "max_tokens" } else { "max_new_tokens" };
-            match nested {
-                Some(nested) if nested.members().is_empty() => {
-                    edits.insert(nested.front(), format!("\"{name}\":1"));
+            let object = format!("{{\"{name}\":1}}");
+            match (inside, sampling) {
+                (Some(inside), _) if inside.members().is_empty() => {
+                    edits.insert(inside.front(), format!("\"{name}\":1"));
                 }
-                Some(nested) => nested.put_first(name, "1", &mut edits),
-                None => body.put_first("sampling_params", &format!("{{\"{name}\":1}}"), &mut edits),
+                (Some(inside), _) => inside.put_first(name, "1", &mut edits),
+                (None, Some(null)) => edits.replace(null.value.clone(), object),
+                (None, None) => body.put_first("sampling_params", &object, &mut edits),
             }
         }
         _ => {}
@@ -123,6 +123,22 @@ pub fn has_transfer_fields(body: &Outline<'_>) -> bool {
 /// Takes out of a client's body what only we may tell engines.
 pub fn without_transfer_fields(body: &Outline<'_>, edits: &mut Edits) {
     body.remove(is_transfer_field, edits);
+    for nested in nested(body) {
+        nested.remove(is_transfer_field, edits);
+    }
+}
+
+/// The objects within a body whose members engines take for its own.
+fn nested<'b>(body: &Outline<'b>) -> Vec<Outline<'b>> {
+    let of = |object: &Outline<'b>, names: &[&str]| -> Vec<Outline<'b>> {
+        let members = object.members().iter().filter(|member| names.contains(&&*member.name));
+        members.filter_map(|member| object.of_member(member)).collect()
+    };
+    let mut found = of(body, &["sampling_params", "parameters"]);
+    let mut extras = of(body, &EXTRAS);
+    extras.extend(found.iter().flat_map(|sampling| of(sampling, &EXTRAS)));
+    found.append(&mut extras);
+    found
 }
 
 #[cfg(test)]
@@ -196,6 +212,16 @@ mod tests {
         r#"{"text":"a","sampling_params":{}}"#,
         r#"{"text":"a","sampling_params":{"max_new_tokens":1}}"#
     )]
+    #[case::generate_null(
+        "/generate",
+        r#"{"text":"a","sampling_params":null}"#,
+        r#"{"text":"a","sampling_params":{"max_new_tokens":1}}"#
+    )]
+    #[case::fields_within(
+        "/inference/v1/generate",
+        r#"{"token_ids":[1],"sampling_params":{"max_tokens":1,"extra_args":{"kv_transfer_params":{},"x":1}}}"#,
+        r#"{"token_ids":[1],"sampling_params":{"max_tokens":1,"extra_args":{"x":1}}}"#
+    )]
     #[case::a_clients_own_fields(
         "/v1/completions",
         r#"{"kv_transfer_params":{"remote_host":"evil"},"bootstrap_room":7,"prompt":"a","max_tokens":1}"#,
@@ -219,7 +245,16 @@ mod tests {
         assert_eq!((prompts(&outline), is_batch(&outline)), (expected, batch));
     }
 
+    #[test]
+    fn what_clients_say_of_transfers_is_taken_out_wherever_engines_look() {
+        let body = br#"{"vllm_xargs":{"kv_transfer_params":{},"a":1},"bootstrap_pair_key":1,"p":2,"parameters":{"bootstrap_room":3}}"#;
+        let mut edits = Edits::new();
+        without_transfer_fields(&Outline::of(body).unwrap(), &mut edits);
+        assert_eq!(edits.apply(body), br#"{"vllm_xargs":{"a":1},"p":2,"parameters":{}}"#);
+    }
+
     #[rstest]
+    #[case("/generate", r#"{"text":["a"],"sampling_params":[{"n":1}]}"#, false)]
     #[case("/v1/completions", r#"{"prompt":"a","echo":true}"#, false)]
     #[case("/v1/completions", r#"{"prompt":"a","echo":false,"prompt_logprobs":null}"#, true)]
     #[case("/v1/chat/completions", r#"{"prompt_logprobs":0}"#, false)]

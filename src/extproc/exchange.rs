@@ -341,11 +341,6 @@ impl Exchange {
         }
     }
 
-    /// Counts so many more bytes as held for the request; false if that is too much beside all others.
-    pub fn hold_bytes(&mut self, bytes: usize) -> bool {
-        self.held.grow(bytes)
-    }
-
     /// The decision: an endpoint serves the request. Takes the body and its edits out of `served`. Refused if a body that
     /// had to be decoded does not fit beside all others.
     pub fn serve(

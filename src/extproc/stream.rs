@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use futures::{FutureExt, Stream, StreamExt, stream};
+use tokio::task::JoinError;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Status, Streaming};
@@ -118,7 +119,7 @@ enum Event {
     Message(Box<ProcessingRequest>),
     Decided(Box<Decided>),
     Turn(Result<Permit, Refusal>),
-    Prefilled(prefill::Outcome),
+    Prefilled(Result<(prefill::Outcome, Instant), JoinError>),
     LegEnded(prefill::End),
     Timer(Timer),
     DrainOver,
@@ -429,7 +430,12 @@ impl Drop for Driver {
             self.exchange.note_scanned();
             let progress = std::mem::take(&mut self.exchange.progress);
             let sees_response_body = self.exchange.sees_response_body();
-            self.shared.ledger.close(serving.closing(progress, sees_response_body, self.started));
+            let goes_on =
+                self.shared.ledger.close(serving.closing(progress, sees_response_body, self.started));
+            // Both engines need each other to the end.
+            if let Some(end) = self.leg_end.take().filter(|_| goes_on) {
+                tokio::spawn(end);
+            }
         }
     }
 }

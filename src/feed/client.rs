@@ -123,7 +123,7 @@ pub fn uri(destination: &str, path: &str) -> Option<Uri> {
 }
 
 /// Want of sockets or ports here must not look like an endpoint that is down.
-fn of_connect(error: &(dyn Error + 'static)) -> Failure {
+pub fn of_connect(error: &(dyn Error + 'static)) -> Failure {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<std::io::Error>() {

@@ -5,13 +5,15 @@ use serde::Deserialize;
 
 use crate::schedule::plugin::{Filter, Instance, Kind, WhenEmpty, parameters};
 use crate::schedule::{Candidate, Cycle};
+use crate::state::disaggregation::Disaggregation;
 use crate::state::health::State;
 use crate::state::reservation::Role;
 
 /// Leaves out endpoints that are down (two refused connections), starting while another is up, asleep, draining (`drain`,
 /// or three 500/502 in a row, with one probe request after each 10 s), full (a 503 within the last second), or wedged (requests open, token counters flat) while
 /// a probe request is under way. If that would leave nobody it is ignored and counted: a wrong belief about health must
-/// not turn a slow pool into a dead one. Prompts are not computed elsewhere if nobody who could is well. Runs before every profile, listed or not.
+/// not turn a slow pool into a dead one. Prompts are not computed elsewhere if nobody who could is well,
+/// where one endpoint can do it all. Runs before every profile, listed or not.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {}
@@ -47,8 +49,9 @@ impl Filter for Health {
     }
 
     fn when_all_are_dropped(&self, cx: &Cycle<'_>) -> WhenEmpty {
-        // Without it the request is still served, by one endpoint.
-        if cx.role == Role::Prefill { WhenEmpty::Refuse } else { WhenEmpty::Ignore }
+        let alone = |roles: &Disaggregation| roles.connector.decode_serves_alone();
+        let served_without = cx.role == Role::Prefill && cx.pool.disaggregation.as_ref().is_some_and(alone);
+        if served_without { WhenEmpty::Refuse } else { WhenEmpty::Ignore }
     }
 }
 

@@ -10,7 +10,7 @@ use hyper_util::client::legacy::connect::{CaptureConnection, HttpConnector, capt
 use hyper_util::client::legacy::{self, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use crate::feed::client::uri;
+use crate::feed::client::{self as feed, of_connect, uri};
 
 /// Longest wait for a connection: engines that are there take one within a round trip.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -105,7 +105,10 @@ impl Client {
 pub async fn answer(response: ResponseFuture) -> Result<Answer, Failure> {
     match response.await {
         Ok(response) => read(response).await,
-        Err(error) if error.is_connect() => Err(Failure::Refused),
+        // Want of sockets here is no fault of the engine's.
+        Err(error) if error.is_connect() && of_connect(&error) == feed::Failure::Refused => {
+            Err(Failure::Refused)
+        }
         Err(_) => Err(Failure::Broken),
     }
 }

@@ -22,7 +22,7 @@ use super::{
 use crate::index::Held;
 use crate::refusal::{Reason, Refusal};
 use crate::session::Outcome;
-use crate::state::disaggregation::{Disaggregation, KvConnector, Placement};
+use crate::state::disaggregation::Disaggregation;
 use crate::state::rates::{self, Forecast};
 use crate::state::reservation::{Leg, Role, Work};
 use crate::state::{Endpoint, Member, Pool};
@@ -119,38 +119,34 @@ pub(super) fn plan(
     space.keep_all();
     let (serving, prefill) = (&pipeline.profile, &pipeline.prefill);
     let model = serving.cost_model().unwrap_or_default();
-    let whole = narrow(space, cx, serving).map_err(|refusal| without_decode(cx, roles).unwrap_or(refusal));
-    let best = whole.is_ok().then(|| space.best()).flatten().map(|at| space.candidates[at]);
+    let serves = (0..cx.pool.members.len()).any(|at| roles.serves(at));
+    let whole = serves && narrow(space, cx, serving).is_ok();
+    let best = if whole { space.best().map(|at| space.candidates[at]) } else { None };
     let prompt = cx.ask.prompt.tokens;
     let uncached = prompt - best.map_or(0, |best| u64::from(best.held.tokens));
-    let one = |why, whole: Result<(), Refusal>| whole.map(|()| Plan::Whole(why));
-    if !cx.ask.may_be_split {
-        return one(Split::Unfit, whole);
+    let too_short = best.is_some() && !pipeline.decider.is_long_enough(uncached, prompt);
+    let why_not = if cx.ask.may_be_split { too_short.then_some(Split::Short) } else { Some(Split::Unfit) };
+    if let Some(why) = why_not.filter(|_| whole) {
+        return Ok(Plan::Whole(why));
     }
-    if best.is_some() && !pipeline.decider.is_long_enough(uncached, prompt) {
-        return one(Split::Short, whole);
+    let again = |space: &mut Workspace, why| {
+        if !serves {
+            return Err(unpaired(cx, roles, why));
+        }
+        space.begin_again();
+        narrow(space, cx, serving).map(|()| Plan::Whole(why))
+    };
+    if let Some(why) = why_not {
+        return again(space, why);
     }
     let whole_seconds = best.map(|best| model.costs(cx).seconds(&best, f64::from(best.held.tokens)));
-    // The candidates for the whole are gone from here on.
-    let again = |space: &mut Workspace, why| {
-        space.begin_again();
-        let whole = whole.and_then(|()| narrow(space, cx, serving));
-        one(
-            why,
-            if roles.connector.decode_serves_alone() {
-                whole
-            } else {
-                whole.map_err(|_| unpaired(cx, roles.connector, why))
-            },
-        )
-    };
 
     space.begin_again();
     let for_prompt = cx.half(Role::Prefill, None);
     if narrow(space, &for_prompt, prefill).is_err() {
         return again(space, Split::NoPrefill);
     }
-    let offers = offers(space, &for_prompt, roles, prefill, model);
+    let offers = offers(space, &for_prompt, roles, prefill, prefill.cost_model().unwrap_or(model));
     let groups: SmallVec<[bool; 16]> = offers.iter().map(Option::is_some).collect();
 
     space.begin_again();
@@ -163,9 +159,10 @@ pub(super) fn plan(
     if !whole_seconds.is_none_or(worth) {
         return again(space, Split::Cheaper);
     }
-    choose(space, &for_output, serving, cx.ask.wanted);
+    // All are ranked, so that alternatives of the choice's group are found behind those of others.
+    choose(space, &for_output, serving, space.candidates.len());
     let destination = space.candidates[space.ranked[0] as usize].member;
-    keep_group(space, roles, destination);
+    keep_alike(space, &for_output, roles);
     let sessions = outcomes(space, cx.pool, cx.ask);
     let decode = half(space, &for_output, serving);
 
@@ -217,6 +214,11 @@ impl Scheduler {
         let endpoints: SmallVec<[Arc<Endpoint>; 3]> =
             decode.ranked.iter().map(|member| Arc::clone(&member.endpoint)).collect();
         let session = keep_sessions(pool, ask, &sessions, endpoints[0].slot);
+        for (leg, held) in [(&leg, here), (&prefill_leg, there)] {
+            if held.tokens == 0 {
+                leg.member.endpoint.cache.note_cold();
+            }
+        }
         // The prompt's blocks end at both.
         for member in [&leg.member, &prefill_leg.member] {
             self.remember(pipeline, ask.prompt, &member.endpoint, cx.now);
@@ -226,6 +228,7 @@ impl Scheduler {
             leg,
             records: smallvec![decode.record, prefill.record],
             held: here,
+            output,
             forecast: forecast(&decode.chosen, 0.0, ask),
             session,
             prefill: Some(PrefillPick {
@@ -252,28 +255,26 @@ impl Pair {
     }
 }
 
-/// Why nobody serves a request in a pool of prefill endpoints.
-fn without_decode(cx: &Cycle<'_>, roles: &Disaggregation) -> Option<Refusal> {
-    let decodes = |placement: &Placement| placement.role.decodes();
-    if roles.placements.iter().flatten().any(decodes) {
-        return None;
-    }
-    let why = format!("pool {} has no decode endpoint: none carries its labels and a group", cx.pool.label);
-    Some(Refusal::new(Reason::NoEndpoints, why).retry_after(Duration::from_secs(1)))
-}
-
-/// Why nobody serves a request in a pool whose decode endpoints take no whole requests.
-fn unpaired(cx: &Cycle<'_>, connector: KvConnector, why: Split) -> Refusal {
-    let lacks = if why == Split::NoDecode {
-        "decode endpoint in a group with a prefill endpoint"
+/// Why nobody serves a request in a pool where no endpoint takes whole requests.
+fn unpaired(cx: &Cycle<'_>, roles: &Disaggregation, why: Split) -> Refusal {
+    let pool = &cx.pool.label;
+    let connector = roles.connector.name();
+    let placed = || roles.placements.iter().flatten();
+    let why = if placed().next().is_none() {
+        format!("no endpoint of pool {pool} has a role and a group")
+    } else if !placed().any(|placement| placement.role.decodes()) {
+        format!("pool {pool} has no decode endpoint")
+    } else if why == Split::Unfit {
+        format!(
+            "this request cannot be split, and decode endpoints of {connector} take no whole ones (pool {pool})"
+        )
+    } else if why == Split::NoDecode {
+        format!(
+            "pool {pool} has no decode endpoint in a group with a prefill endpoint, and {connector} needs both"
+        )
     } else {
-        "prefill endpoint"
+        format!("pool {pool} has no prefill endpoint that takes this request, and {connector} needs both")
     };
-    let why = format!(
-        "pool {} has no {lacks} that takes this request, and {} needs both",
-        cx.pool.label,
-        connector.name()
-    );
     Refusal::new(Reason::NoEndpoints, why).retry_after(Duration::from_secs(1))
 }
 
@@ -327,11 +328,16 @@ fn add_offers(
     least
 }
 
-/// Keeps the alternatives that can fetch the prompt's blocks as well as the choice.
-fn keep_group(space: &mut Workspace, roles: &Disaggregation, destination: u32) {
+/// Keeps the alternatives that can fetch the prompt's blocks as well as the choice, and that the one rank header means too.
+fn keep_alike(space: &mut Workspace, cx: &Cycle<'_>, roles: &Disaggregation) {
     let Workspace { candidates, ranked, .. } = space;
-    let group = |member: u32| roles.group(member as usize);
-    ranked.retain(|&at| group(candidates[at as usize].member) == group(destination));
+    let alike = |at: u32| {
+        let candidate = &candidates[at as usize];
+        (roles.group(candidate.member as usize), cx.endpoint(candidate).rank_header())
+    };
+    let choice = alike(ranked[0]);
+    ranked.retain(|&at| alike(at) == choice);
+    ranked.truncate(cx.ask.wanted.max(1));
 }
 
 fn half(space: &mut Workspace, cx: &Cycle<'_>, profile: &Arc<Profile>) -> Half {

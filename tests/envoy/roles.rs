@@ -117,8 +117,7 @@ async fn a_role_that_nobody_has_is_done_without_or_refused_with_a_reason(
     stand.picker.apply(&(server(connector) + &prefill)).await;
     let answer = stand.ask("no-decode").await;
     let message = stand.check_refused(&answer, 503, "no-endpoints").await;
-    let lack =
-        if connector == "sglang" { "no decode endpoint" } else { "role: it does not serve whole requests" };
+    let lack = "has no decode endpoint";
     assert!(message.contains("default/pairs") && message.contains(lack), "{message}");
 
     stand.picker.apply(&server(connector)).await;

@@ -2,15 +2,19 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinError;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Driver;
 use super::serving::Serving;
 use crate::decide::Served;
 use crate::decision::Record;
 use crate::disagg::{Fallback, Handoff, Report};
+use crate::extproc::budget::Held;
 use crate::prefill::{End, Outcome};
 use crate::refusal::{Reason, Refusal};
 
@@ -24,7 +28,8 @@ pub type LegEnd = Pin<Box<dyn Future<Output = End> + Send>>;
 pub struct Prefilling {
     pub served: Box<Served>,
     pub record: Box<Record>,
-    pub run: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    /// A task of its own: an answer is taken, and its time noted, whether or not Envoy reads our replies.
+    pub run: AbortOnDropHandle<(Outcome, Instant)>,
     /// Where the body takes what the prefill endpoint says.
     front: usize,
     began: Instant,
@@ -33,23 +38,39 @@ pub struct Prefilling {
 impl Driver {
     /// Begins the prefill leg. Its time is none of the decision's.
     pub(super) fn hand_off(&mut self, served: Box<Served>, record: Box<Record>, handoff: Handoff) {
-        if !self.exchange.hold_bytes(handoff.size()) {
+        let mut held = Held::new(Arc::clone(&self.shared.budget));
+        if !held.grow(handoff.size()) {
             return self.serve_alone(served, record, Fallback::Buffers);
         }
-        let prefiller = std::sync::Arc::clone(&self.shared.prefiller);
+        let prefiller = Arc::clone(&self.shared.prefiller);
         self.exchange.hold(Some(prefiller.longest()), &mut self.outbox);
         let front = handoff.front;
-        let run = Box::pin(prefiller.run(handoff));
+        let run = async move {
+            let outcome = match prefiller.run(handoff).await {
+                // Its body is held as long as the leg.
+                Outcome::Together(fields, end) => Outcome::Together(fields, Box::pin(holding(held, end))),
+                outcome => outcome,
+            };
+            (outcome, Instant::now())
+        };
+        let run = AbortOnDropHandle::new(tokio::spawn(run));
         self.prefilling = Some(Prefilling { served, record, run, front, began: Instant::now() });
     }
 
-    pub(super) fn prefilled(&mut self, outcome: Outcome) {
+    pub(super) fn prefilled(&mut self, outcome: Result<(Outcome, Instant), JoinError>) {
         let Some(Prefilling { mut served, mut record, front, began, .. }) = self.prefilling.take() else {
             return;
         };
         record.stages.prefill = began.elapsed();
+        let (outcome, answered) = match outcome {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                tracing::error!(%error, "a prefill leg failed in the picker");
+                return self.serve_alone(served, record, Fallback::Broken);
+            }
+        };
         match outcome {
-            Outcome::HandedOver(_, report) if record.stages.prefill.saturating_sub(report.took) > LEASE => {
+            Outcome::HandedOver(_, report) if answered.elapsed() > LEASE => {
                 record.prefill = Some(Report { failure: Some(Fallback::Late), ..report });
                 self.serve_alone(served, record, Fallback::Late);
             }
@@ -120,7 +141,7 @@ impl Driver {
                 record.stages.total = self.started.elapsed();
                 self.shared.ledger.relayed(record, &served.leg.pool, status);
             }
-            (Some(why), _) if unanswered => {
+            (Some(why), _) if unanswered && self.ends_by(why) => {
                 let message =
                     format!("the prefill endpoint failed after its request was sent: {}", why.name());
                 let refusal =
@@ -129,6 +150,12 @@ impl Driver {
             }
             _ => self.serving = Some(Serving { served, record }),
         }
+    }
+
+    /// Whether the decode engine cannot have the blocks. A leg that broke off or took too long may have been fetched before:
+    /// where responses do not pass here nobody knows, and a response that goes on is not to be cut.
+    fn ends_by(&self, why: Fallback) -> bool {
+        self.exchange.sees_response_body() || matches!(why, Fallback::Refused | Fallback::Engine)
     }
 
     /// Whether output was seen. Engines send the headers of a stream before they have its prompt; where bodies do not pass
@@ -141,6 +168,13 @@ impl Driver {
             progress.response_begun
         }
     }
+}
+
+/// Keeps the bytes of a leg's body counted until it ends.
+async fn holding(held: Held, end: LegEnd) -> End {
+    let ended = end.await;
+    drop(held);
+    ended
 }
 
 fn note_success(served: &Served, record: &Record, report: &Report) {

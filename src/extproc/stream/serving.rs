@@ -37,8 +37,20 @@ impl Serving {
     pub fn closing(self, progress: Progress, sees_response_body: bool, started: Instant) -> Closing {
         let Self { served, record } = self;
         let Served {
-            ranked, leg, permit, stream, answers, most_output, forecast, sessions, limiting, ..
+            ranked,
+            mut leg,
+            permit,
+            stream,
+            answers,
+            most_output,
+            forecast,
+            expected_output,
+            sessions,
+            limiting,
+            ..
         } = *served;
+        // Whatever it waited for, nothing more is known of it.
+        leg.arrived();
         let booked = record.legs.first();
         Closing {
             pool: Arc::clone(&leg.pool),
@@ -49,7 +61,7 @@ impl Serving {
             progress,
             stream,
             uncached: booked.map_or(0, |leg| leg.reserved_prefill),
-            expected_output: booked.map_or(0, |leg| leg.reserved_decode),
+            expected_output,
             answers,
             most_output,
             forecast,

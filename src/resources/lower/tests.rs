@@ -152,10 +152,11 @@ fn of_pairs(annotations: &str, more: &str, labels: &[&str]) -> (crate::topology:
          {{groupKey: g, prefillLabels: {{role: p}}, decodeLabels: {{role: d}}}}}}\n"
     );
     for (at, labels) in labels.iter().enumerate() {
-        text += &format!(
+        let endpoint = format!(
             "---\napiVersion: pilotfish.dev/v1alpha1\nkind: Endpoint\nmetadata: {{name: e{at}, labels: {{app: s, {labels}}}}}\n\
              spec: {{address: '10.0.0.{at}:8000'}}\n"
         );
+        text.push_str(&endpoint);
     }
     let lowered = lower(&[("r.yaml", std::sync::Arc::from(text.as_str()))]);
     let shown = lowered.problems.iter().map(|problem| problem.message.clone()).collect();

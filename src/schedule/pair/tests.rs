@@ -179,6 +179,48 @@ fn a_prefill_endpoint_that_is_down_is_not_paired() {
 }
 
 #[test]
+fn where_nobody_serves_alone_an_ill_prefill_endpoint_is_better_than_none() {
+    let pool = pool_with(KvConnector::Sglang, &["p@a", "d@a"]);
+    for _ in 0..2 {
+        pool.members[0].endpoint.health.refused();
+    }
+    assert_eq!(places(&pool, &pick(&pool, &always(), 1_000, 1).unwrap()), (1, Some(0)));
+}
+
+#[test]
+fn all_alternatives_of_the_group_are_found_behind_those_of_others() {
+    let pool = pool(&["p@a", "d@a", "d@b", "d@b", "d@a", "p@b"]);
+    // The second of each group is the last that anybody would choose.
+    let work = Work { prefill_tokens: 0, decode_tokens: 90_000, prefill_seconds: 0.0 };
+    let busy = |at: usize| Leg::book(Role::Decode, Arc::clone(&pool), Arc::clone(&pool.members[at]), work);
+    let _legs = [busy(3), busy(4)];
+    for seed in 0..20 {
+        let picked = pick(&pool, &always(), 1_000, seed).unwrap();
+        let group = if places(&pool, &picked).0 == 1 { [1, 4] } else { [2, 3] };
+        let expected = group.map(|at| pool.members[at].endpoint.slot);
+        assert_eq!(picked.ranked.iter().map(|endpoint| endpoint.slot).collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let message = |connector, endpoints: &[&str]| {
+        pick(&pool_with(connector, endpoints), &always(), 1_000, 1).unwrap_err().message.to_string()
+    };
+    let sglang = |endpoints| message(KvConnector::Sglang, endpoints);
+    assert_eq!(
+        sglang(&["d@a"]),
+        "pool default/pool has no prefill endpoint that takes this request, and sglang needs both"
+    );
+    assert!(sglang(&["d@a", "p@b"]).contains("no decode endpoint in a group with a prefill endpoint"));
+    assert_eq!(message(KvConnector::Nixl, &["p@a"]), "pool default/pool has no decode endpoint");
+    assert_eq!(
+        message(KvConnector::Nixl, &["-@a"]),
+        "no endpoint of pool default/pool has a role and a group"
+    );
+}
+
+#[test]
 fn profiles_without_costs_are_summed_as_shares() {
     let part = |kind: &'static str, weight: f32| {
         let built = crate::plugins::find(kind, &[]).unwrap();
