@@ -131,7 +131,7 @@ impl Health {
     /// The port refused a connection or the host could not be reached. True if this made the endpoint go down.
     pub fn refused(&self) -> bool {
         let before = saturating_increment(&self.refused);
-        before + 1 == REFUSALS_UNTIL_DOWN && self.accepted.load(Ordering::Relaxed)
+        before.saturating_add(1) == REFUSALS_UNTIL_DOWN && self.accepted.load(Ordering::Relaxed)
     }
 
     /// What the engine answered to a request of a client.
@@ -203,6 +203,17 @@ mod tests {
         assert_eq!(health.state(), State::Up, "one refusal proves nothing");
         assert!(health.refused());
         assert_eq!(health.state(), State::Down);
+        health.accepted();
+        assert_eq!(health.state(), State::Up);
+    }
+
+    #[test]
+    fn an_engine_that_takes_long_to_start_comes_up() {
+        let health = Health::default();
+        for _ in 0..=u16::from(u8::MAX) {
+            assert!(!health.refused());
+        }
+        assert_eq!(health.state(), State::Starting);
         health.accepted();
         assert_eq!(health.state(), State::Up);
     }
