@@ -92,13 +92,15 @@ impl Halves<'_> {
     /// Whether it may be split: what generates nothing, what its connector cannot hand over, and what says itself where its
     /// blocks are, may not.
     pub fn may_be_split(&self) -> bool {
-        let request = self.request;
+        let (request, connector) = (self.request, self.connector());
+        let answers = request.n.max(request.best_of);
         request.n > 0
             && !(self.allow_transfer_fields && disagg::has_transfer_fields(&self.text))
             && request.max_tokens != Some(0)
             && !self.renders
             && disagg::may_be_split(request.api, &self.text)
-            && (self.connector().takes_batches() || !disagg::is_batch(&self.text))
+            && (connector.takes_batches() || !disagg::is_batch(&self.text))
+            && (connector.takes_several_answers() || answers == 1)
     }
 
     /// Prepares the prefill leg, if somebody was picked for it, and takes out of the body what clients must not say.

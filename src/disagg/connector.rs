@@ -63,6 +63,12 @@ pub trait Connector: Debug + Sync {
         true
     }
 
+    /// Whether several answers to one prompt can be generated of what was handed over. To engines each of them is a request
+    /// that fetches blocks for itself.
+    fn takes_several_answers(&self) -> bool {
+        true
+    }
+
     /// Members that the prefill body gets.
     fn prefill(&self, _: &Meeting<'_>) -> Fields {
         Fields::new()

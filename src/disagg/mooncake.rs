@@ -22,6 +22,11 @@ impl Connector for Mooncake {
         false
     }
 
+    /// The first to have fetched ends the transfer: the others wait for one that never begins.
+    fn takes_several_answers(&self) -> bool {
+        false
+    }
+
     fn prefill(&self, meeting: &Meeting<'_>) -> Fields {
         let id = json!(meeting.transfer_id);
         nixl::field(&format!(r#"{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":{id}}}"#))

@@ -15,6 +15,11 @@ impl Connector for Nixl {
         false
     }
 
+    /// The first to have fetched ends the lease: the others read blocks that may be another prompt's by then.
+    fn takes_several_answers(&self) -> bool {
+        false
+    }
+
     fn prefill(&self, _: &Meeting<'_>) -> Fields {
         r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false},"#.to_owned()
     }

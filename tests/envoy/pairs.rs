@@ -160,3 +160,31 @@ async fn a_sidecar_is_told_by_its_header(#[values(Setup::FullDuplex, Setup::Gate
     assert_eq!(request.header("x-prefiller-host-port"), Some(&*stand.prefill[0].address()));
     stand.until_idle().await;
 }
+
+/// Blocks that are given up once they are fetched serve one answer to one prompt: what wants several is one endpoint's.
+#[rstest]
+#[case::nixl("nixl", false)]
+#[case::mooncake("mooncake", false)]
+#[case::lmcache("lmcache", true)]
+#[tokio::test]
+async fn several_answers_or_prompts_are_split_only_where_all_find_the_blocks(
+    #[case] connector: &'static str,
+    #[case] split: bool,
+) {
+    let stand = Plan::new(Setup::FullDuplex, connector)
+        .start(|picker| picker.config(ALWAYS).flag("--usage-injection", "off"))
+        .await;
+    let prompt = prompt();
+    let answers = format!("{{\"model\":\"tiny\",\"prompt\":\"{prompt}\",\"max_tokens\":5,\"n\":2}}");
+    let prompts = format!("{{\"model\":\"tiny\",\"prompt\":[\"{prompt}\",\"{prompt}\"],\"max_tokens\":5}}");
+    for sent in [&answers, &prompts] {
+        stand.clear();
+        let answer = stand.client.post("/v1/completions", &[], whole(sent.clone())).await.rest().await;
+        assert_eq!(answer.status, 200, "{sent}");
+        assert_eq!(bodies(&stand.prefill[0]).len(), usize::from(split), "{sent}");
+        assert_eq!(bodies(&stand.decode[0]), std::slice::from_ref(sent));
+    }
+    let decided = if split { "pair" } else { "unfit" };
+    assert_eq!(stand.decided(decided).await, 2.0);
+    stand.until_idle().await;
+}
