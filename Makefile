@@ -18,7 +18,7 @@ test: ## All tests, those with a real Envoy, Redis, API server and Helm included
 		cargo test --locked
 
 .PHONY: test-vllm
-test-vllm: ## Predictions against two real vLLM engines on the CPU; 6 GB on disk, some minutes the first time
+test-vllm: ## Real vLLM engines on the CPU: predictions, and prefill and decode apart; 7 GB on disk, some minutes the first time
 	cargo build --locked --quiet --profile quick-release --bin pilotfish
 	PILOTFISH_BIN="$(CARGO_TARGET_DIR)/quick-release/pilotfish" python3 tests/vllm/run.py
 

