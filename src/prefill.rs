@@ -281,7 +281,7 @@ fn judged(answer: Result<Answer, Failure>, member: &Member) -> Result<Bytes, Mis
         }
         Err(Failure::Refused) => {
             // One refusal proves nothing, but the next request need not wait for a second one.
-            health.missed(Millis::now());
+            health.turned_away(Millis::now());
             Err(Miss::Next(Fallback::Refused))
         }
         Err(Failure::Broken) => Err(Miss::Next(Fallback::Broken)),

@@ -222,8 +222,8 @@ impl Ledger {
         self.ring.push(Arc::from(record));
     }
 
-    /// The stream of a served request has ended. True if its response goes on: Envoy closes streams before their end.
-    pub fn close(&self, mut closing: Closing) -> bool {
+    /// The stream of a served request has ended.
+    pub fn close(&self, mut closing: Closing) {
         let now = Instant::now();
         closing.record.stages.total = now.duration_since(closing.started);
         let decided = closing.progress.decided.filter(|_| closing.progress.complete);
@@ -231,18 +231,12 @@ impl Ledger {
         if let Some(leg) = self.keep_booked(&mut closing, now) {
             let predicted = predicted_end(&closing, now);
             closing.leg = Some(leg);
-            self.park(closing, predicted, now);
-            return true;
+            return self.park(closing, predicted, now);
         }
         closing.end_turn();
         closing.pay_what_is_known();
         let waits = self.log_comes.load(Ordering::Relaxed) || closing.progress.usage().is_none();
-        if waits {
-            self.park(closing, now + WAIT_FOR_LOG, now);
-        } else {
-            self.conclude(closing, None);
-        }
-        false
+        if waits { self.park(closing, now + WAIT_FOR_LOG, now) } else { self.conclude(closing, None) }
     }
 
     /// The booking, if the stream ended before its response: only where Envoy closes streams at the response headers.

@@ -430,12 +430,7 @@ impl Drop for Driver {
             self.exchange.note_scanned();
             let progress = std::mem::take(&mut self.exchange.progress);
             let sees_response_body = self.exchange.sees_response_body();
-            let goes_on =
-                self.shared.ledger.close(serving.closing(progress, sees_response_body, self.started));
-            // Both engines need each other to the end.
-            if let Some(end) = self.leg_end.take().filter(|_| goes_on) {
-                tokio::spawn(end);
-            }
+            self.shared.ledger.close(serving.closing(progress, sees_response_body, self.started));
         }
     }
 }

@@ -157,6 +157,12 @@ impl Health {
         now.since(heard) > HEARD_LATELY && self.refused()
     }
 
+    /// A request of ours was refused the connection: it counts, and the next are kept away for a second.
+    pub fn turned_away(&self, now: Millis) {
+        self.full_until.store(now.plus(FULL_FOR).0, Ordering::Relaxed);
+        self.refused();
+    }
+
     /// Sets whether the engine sleeps.
     pub fn set_asleep(&self, asleep: bool) {
         self.asleep.store(asleep, Ordering::Relaxed);

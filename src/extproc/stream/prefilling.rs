@@ -141,7 +141,7 @@ impl Driver {
                 record.stages.total = self.started.elapsed();
                 self.shared.ledger.relayed(record, &served.leg.pool, status);
             }
-            (Some(why), _) if unanswered && self.ends_by(why) => {
+            (Some(why), _) if unanswered => {
                 let message =
                     format!("the prefill endpoint failed after its request was sent: {}", why.name());
                 let refusal =
@@ -150,12 +150,6 @@ impl Driver {
             }
             _ => self.serving = Some(Serving { served, record }),
         }
-    }
-
-    /// Whether the decode engine cannot have the blocks. A leg that broke off or took too long may have been fetched before:
-    /// where responses do not pass here nobody knows, and a response that goes on is not to be cut.
-    fn ends_by(&self, why: Fallback) -> bool {
-        self.exchange.sees_response_body() || matches!(why, Fallback::Refused | Fallback::Engine)
     }
 
     /// Whether output was seen. Engines send the headers of a stream before they have its prompt; where bodies do not pass
