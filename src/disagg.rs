@@ -19,5 +19,20 @@ mod shared_storage;
 pub mod sidecar;
 
 pub use body::{has_transfer_fields, is_batch, may_be_split, without_transfer_fields};
-pub use connector::{Connector, Fields, Meeting, Order, Prefilled, Useless, bootstrap_port, of};
+pub use connector::{Connector, Fields, Meeting, Order, Prefilled, Useless, bootstrap_port};
 pub use handoff::{Fallback, Handoff, Original, Report};
+
+use crate::state::disaggregation::KvConnector;
+
+/// The behaviour of a connector.
+pub fn of(connector: KvConnector) -> &'static dyn Connector {
+    match connector {
+        KvConnector::Http => &http::Http,
+        KvConnector::Lmcache => &lmcache::Lmcache,
+        KvConnector::SharedStorage => &shared_storage::SharedStorage,
+        KvConnector::Nixl => &nixl::Nixl,
+        KvConnector::Mooncake => &mooncake::Mooncake,
+        KvConnector::Sglang => &sglang::Sglang,
+        KvConnector::Sidecar => &sidecar::Sidecar,
+    }
+}

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders and files that must stay free of gRPC, HTTP and clusters, and of everything above them.
-const PURE: [&str; 15] = [
+const PURE: [&str; 16] = [
     "admission",
     "decision",
+    "disagg",
     "document",
     "index",
     "metrics",

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::endpoint_picker::Ready;
+use super::listed::Ready;
 use super::{Planned, Reader, did_you_mean};
 use crate::document::Node;
 use crate::plugins;

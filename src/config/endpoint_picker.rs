@@ -1,7 +1,7 @@
 //! `kind: EndpointPickerConfig`, ours and llm-d's: named plugin instances, and profiles that list them with weights.
 
 use super::disaggregation::{self, Stages};
-use super::listed::Listed;
+use super::listed::{Listed, Ready};
 use super::llm_d::{self, APPROXIMATE_PREFIX, Known, PRECISE_PREFIX, PREFIX_CACHE_SCORER};
 use super::{Plan, Planned, Reader, did_you_mean, flow_control, queue, sessions, tokenizers, unserved};
 use crate::document::{Node, Place, typed};
@@ -23,13 +23,6 @@ const MEMBERS: [&str; 7] =
 
 const GATES: [&str; 2] = [QUEUES, "haPopulateNonLeaderDatastore"];
 const QUEUES: &str = "flowControl";
-
-/// A listed plugin that can take part.
-pub struct Ready<'n> {
-    pub listed: Listed<'n>,
-    /// Type and instance; `None` for what is accepted and does nothing, and for what is in error.
-    pub built: Option<(&'static str, Instance)>,
-}
 
 impl Ready<'_> {
     /// Whether it does nothing unless a profile lists it.

@@ -2,6 +2,7 @@
 
 use super::Reader;
 use crate::document::{Node, Place};
+use crate::schedule::plugin::Instance;
 
 /// An entry of `plugins`.
 pub struct Listed<'n> {
@@ -10,6 +11,13 @@ pub struct Listed<'n> {
     pub place: Place,
     pub node: &'n Node,
     pub parameters: Option<&'n Node>,
+}
+
+/// A listed plugin that can take part.
+pub struct Ready<'n> {
+    pub listed: Listed<'n>,
+    /// Type and instance; `None` for what is accepted and does nothing, and for what is in error.
+    pub built: Option<(&'static str, Instance)>,
 }
 
 impl<'n> Listed<'n> {

@@ -2,9 +2,7 @@
 
 use std::fmt::Debug;
 
-use super::{http, lmcache, mooncake, nixl, sglang, shared_storage, sidecar};
 use crate::state::Endpoint;
-use crate::state::disaggregation::KvConnector;
 
 /// How the two legs follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,19 +80,6 @@ pub trait Connector: Debug + Sync {
     /// Members that the decode body gets.
     fn decode(&self, _: &Meeting<'_>, _: Prefilled<'_>) -> Result<Fields, Useless> {
         Ok(Fields::new())
-    }
-}
-
-/// The behaviour of a connector.
-pub fn of(connector: KvConnector) -> &'static dyn Connector {
-    match connector {
-        KvConnector::Http => &http::Http,
-        KvConnector::Lmcache => &lmcache::Lmcache,
-        KvConnector::SharedStorage => &shared_storage::SharedStorage,
-        KvConnector::Nixl => &nixl::Nixl,
-        KvConnector::Mooncake => &mooncake::Mooncake,
-        KvConnector::Sglang => &sglang::Sglang,
-        KvConnector::Sidecar => &sidecar::Sidecar,
     }
 }
 
