@@ -68,6 +68,9 @@ class Pairs:
         """What comes through the picker, and the request's record."""
         request_id = self.stand.request_id()
         answer = send(gateway or self.gateway, path, body, request_id)
+        if answer.status >= 500:
+            # Envoy's own answers have no record.
+            print(request_id, answer, flush=True)
         return answer, self.stand.record(request_id)
 
     def fallbacks(self, *labels):

@@ -5,6 +5,7 @@
 engine. Exit 1 if a bound is missed. Usage: run.py [precise|approximate|pd ...]
 """
 
+import signal
 import subprocess
 import sys
 
@@ -26,6 +27,8 @@ def run(name):
 
 
 def main():
+    # What was started is ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     subprocess.run([HERE / "engine.sh", "install"], check=True)
     names = sys.argv[1:] or list(PASSES)
     sys.exit(0 if all([run(name) for name in names]) else 1)
